@@ -2,7 +2,7 @@
 //! machine's moods meet every row alike; medians and the fastest run are printed.
 //!
 //! `cargo bench -p resolvent-kernels --bench dense -- [--shape 1,8,4096,64] [--runs 7] [--threads 2] [--level avx2]
-//! [--precision full,bf16] [--unit widened] [--causal] [infsa ...] ['{"mechanism": "soft", "landmarks": {"kind": "pool", "ratio": 64}}' ...]`
+//! [--precision full,bf16,bf16x3] [--unit widened] [--causal] [infsa ...] ['{"mechanism": "soft", "landmarks": {"kind": "pool", "ratio": 64}}' ...]`
 
 use std::time::Instant;
 
@@ -76,8 +76,8 @@ fn row(name: &str, shape: Shape, causal: bool, (level, precision, unit): (Level,
     let op = Operator::new(&mechanism, shape, causal, Strategy::Fused).expect("an operator").with_level(level);
     let op = op.expect("an available level").with_precision(precision);
     let named = Bf16Unit::available(level).into_iter().find(|of| Some(of.name()) == unit);
-    let op = match named.filter(|_| op.plan().arithmetic.runs == Precision::Bf16) {
-        Some(unit) => op.with_bf16_unit(unit).expect("an available unit"),
+    let op = match named.filter(|_| precision != Precision::Full) {
+        Some(unit) => op.with_bf16_unit(unit).expect("an operator with products of bf16"),
         None => op,
     };
     let noise = |seed: u32, len: usize| {

@@ -10,6 +10,7 @@ use resolvent_kernels::{
     Element, ExtraGradients, Extras, Gradients, Inputs, Mask, Mechanism, Operator, Plan, Precision, Scratch, Shape,
     Strategy,
     mechanism::{Landmarks, PoolWindows},
+    simd::Bf16Unit,
 };
 use support::random::mechanisms;
 
@@ -184,10 +185,16 @@ fn warm_calls_allocate_nothing_and_plans_are_linear() {
     for json in ROUNDED {
         let mechanism = Mechanism::from_json(json).unwrap();
         for (shape, keep) in [(Shape::square(2, 2, 2048, 64), Some(&keep[..])), (Shape::square(1, 1, 2048, 24), None)] {
-            let op = Operator::new(&mechanism, shape, false, Strategy::Fused).unwrap().with_precision(Precision::Bf16);
-            assert_eq!(op.plan().arithmetic.runs, Precision::Bf16, "{json}");
-            let held = alone.install(|| held_by(&op, keep));
-            assert!(held.iter().all(|share| (0.5..1.1).contains(share)), "{json}: {held:?} of the plan");
+            for precision in [Precision::Bf16, Precision::Bf16x3] {
+                let op = Operator::new(&mechanism, shape, false, Strategy::Fused).unwrap().with_precision(precision);
+                let op = op.with_bf16_unit(Bf16Unit::Widened).unwrap();
+                assert_eq!(op.plan().arithmetic.runs, precision, "{json}");
+                let held = alone.install(|| held_by(&op, keep));
+                assert!(
+                    held.iter().all(|share| (0.5..1.1).contains(share)),
+                    "{json}, {precision:?}: {held:?} of the plan"
+                );
+            }
         }
     }
     for mechanism in mechanisms().into_iter().chain(features) {

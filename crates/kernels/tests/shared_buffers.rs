@@ -111,20 +111,23 @@ fn products_of_bf16() {
             let mechanism = Mechanism::from_json(json).unwrap().with_causal(causal);
             let p = problem(mechanism, shape, 3);
             let op = Operator::new(&p.mechanism, shape, false, Strategy::Fused).unwrap();
-            let op = op.with_level(Level::Portable).unwrap().with_precision(Precision::Bf16);
-            let op = op.with_bf16_unit(Bf16Unit::Widened).unwrap();
-            assert_eq!(op.plan().arithmetic.runs, Precision::Bf16, "{json}");
-            let mut got = on_threads(2, || p.solve_by::<f32>(&op).unwrap());
-            if cfg!(miri) {
-                println!("passed: {json} in bf16");
-                continue;
+            let op = op.with_level(Level::Portable).unwrap();
+            let precisions = [Precision::Bf16, Precision::Bf16x3];
+            for precision in precisions.into_iter().take(if json.contains("fna") { 1 } else { 2 }) {
+                let op = op.clone().with_precision(precision).with_bf16_unit(Bf16Unit::Widened).unwrap();
+                assert_eq!(op.plan().arithmetic.runs, precision, "{json}");
+                let mut got = on_threads(2, || p.solve_by::<f32>(&op).unwrap());
+                if cfg!(miri) {
+                    println!("passed: {json} in {}", precision.name());
+                    continue;
+                }
+                // Sums over few pairs that mostly cancel; `precision.rs` puts them beside a naive computation in bf16.
+                let mut expected = p.reference();
+                for solution in [&mut got, &mut expected] {
+                    solution.retain(|name, _| !matches!(*name, "dalpha" | "dkappa"));
+                }
+                assert_solution(json, &got, &expected, &p.shape, Tol::HALF);
             }
-            // Sums over few pairs that mostly cancel; `precision.rs` puts them beside a naive computation in bf16.
-            let mut expected = p.reference();
-            for solution in [&mut got, &mut expected] {
-                solution.retain(|name, _| !matches!(*name, "dalpha" | "dkappa"));
-            }
-            assert_solution(json, &got, &expected, &p.shape, Tol::HALF);
         }
     }
 }

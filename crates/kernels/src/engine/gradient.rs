@@ -17,7 +17,6 @@ use crate::{
     call::TokenRows,
     mechanism::Normalisation,
     score::{contract::MOST_PARAMETERS, map::Map},
-    simd::bf16::nearest,
     structure::dense::{contractions, padded},
 };
 
@@ -184,9 +183,9 @@ impl Graph<'_> {
         let (head, raw) = (&self.heads[slice], Slice::of(self.call, slice));
         let [x, y, dout] = [x, y, dout].map(|x| TokenRows::in_one_piece(x, dim));
         let (values, mut gradients, results) = (head.of_columns(x), head.of_rows(dout), head.of_rows(y));
-        if self.call.bf16.is_some() {
+        if let Some(products) = self.call.bf16 {
             // As the products read them, so that what is taken out of a row cancels what they make.
-            gradients = gradients.map(nearest);
+            gradients = gradients.map(|x| products.read(x));
         }
         let channels = Channels { values: &values, gradients: &gradients, dim };
         let mut delta = self.projections(&results, &gradients, padded(dim));

@@ -76,9 +76,9 @@ fn held(m: &Composed, s: &Shape, precision: Precision) -> [usize; 2] {
     let images = slices * (seq_q + seq_kv) * (d + NUMBERS);
     let [terms, rows] = [tile::KEYS * tile::STRIDE, tile::QUERIES * (d + dv)];
     // Operands of a tile, and of what its slice shares, where products are of bf16.
-    let (dims, rounds) = ([s.head_dim, s.value_dim], precision == Precision::Bf16);
-    let operands = if rounds { rounded::operands_len(dims) } else { 0 };
-    let shared = if rounds { rounded::shared_len(seq_kv, dims) } else { [0; 2] };
+    let (dims, parts) = ([s.head_dim, s.value_dim], precision.parts());
+    let operands = if parts > 0 { rounded::operands_len(dims, parts) } else { 0 };
+    let shared = rounded::shared_len(seq_kv, dims).map(|len| parts * len);
     let forward = images + at_once * ((seq_q + seq_kv) * dv + shared[0]) + threads * (terms + rows + operands);
     let tasks = of_tasks(s, d + if streamed { dv } else { 0 });
     let of_slice = (seq_q + seq_kv) * d + 2 * (seq_q + seq_kv) * dv;

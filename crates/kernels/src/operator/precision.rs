@@ -12,7 +12,8 @@ impl Operator {
     /// What is known not to run in bf16 runs in full, and the plan says so and why ([`crate::Plan::arithmetic`]): bf16 are `softmax`,
     /// `infsa` and `fna`, by whichever values, and dense compositions of one hop whose score is a product and whose weights are normalised
     /// by rows without a density, by their norm or not at all, as `cosine`, `sigmoid`, `relu`, `local` and any of these with a bias; where
-    /// the strategy is not the reference. A call that turns out not to be theirs, a composition with a tensor that its preset lacks and
+    /// the strategy is not the reference. [`Precision::Bf16x3`] is for the same but `fna`, and needs tiles of bf16 (AMX), unless
+    /// [`Operator::with_bf16_unit`] names what multiplies. A call that turns out not to be theirs, a composition with a tensor that its preset lacks and
     /// its engine multiplies in f32, is refused.
     ///
     /// ```
@@ -41,7 +42,7 @@ impl Operator {
             let why = "this processor, or the level of the operator, lacks them; see `Bf16Unit::available`";
             return Err(unsupported("these bf16 instructions", why));
         }
-        if self.plan.arithmetic.runs == Precision::Full {
+        if self.precision == Precision::Full || self.refusal().is_some() {
             let why = "its products are not of bf16; see `plan().arithmetic`";
             return Err(unsupported("bf16 instructions", why));
         }
@@ -61,13 +62,19 @@ impl Operator {
         self.bf16 = None;
         self.plan.arithmetic = match (self.precision, self.refusal()) {
             (Precision::Full, _) => in_full("nothing is rounded unless a call asks for it"),
-            (Precision::Bf16, Some(reason)) => in_full(reason),
-            (Precision::Bf16, None) => {
+            (_, Some(reason)) => in_full(reason),
+            (asked, None) => {
                 let available = Bf16Unit::available(self.level);
                 let chosen = self.unit.filter(|unit| available.contains(unit));
                 let unit = chosen.or(available.last().copied()).unwrap_or(Bf16Unit::Widened);
-                self.bf16 = Bf16Products::new(unit, self.level);
-                Arithmetic::bf16(unit)
+                match asked == Precision::Bf16x3 && chosen.is_none() && unit != Bf16Unit::Amx {
+                    true => in_full("without tiles for bf16, three products of it take longer than one of f32"),
+                    false => {
+                        let products = Bf16Products::new(unit, self.level);
+                        self.bf16 = products.map(|products| products.of_parts(asked.parts()));
+                        Arithmetic::bf16(asked, unit)
+                    }
+                }
             }
         };
         let Plan { strategy, arithmetic: Arithmetic { runs, .. }, .. } = self.plan;
@@ -85,6 +92,9 @@ impl Operator {
     fn refusal(&self) -> Option<&'static str> {
         match &self.mechanism {
             _ if self.plan.strategy == Strategy::Reference => Some("the naive path computes in f64"),
+            Mechanism::Fna(_) if self.precision == Precision::Bf16x3 => {
+                Some("its distances cancel digits that three products of bf16 do not keep")
+            }
             Mechanism::Softmax(_) | Mechanism::Infsa(_) | Mechanism::Fna(_) => None,
             Mechanism::Composed(m) => match self.preset.as_deref() {
                 Some(preset) => preset.refusal(),

@@ -1,5 +1,6 @@
 //! What a naive implementation makes of a dense problem of one hop in bf16: operands rounded, products summed exactly, weights and the
-//! gradients of the products rounded before the second product. Everything else, norms of the rounded tokens among it, is f64.
+//! gradients of the products rounded before the second product. Everything else, norms of the rounded tokens among it, is f64. Operands
+//! of two parts keep what rounding leaves of them, rounded.
 
 use half::bf16;
 use resolvent_kernels::{
@@ -25,6 +26,7 @@ pub struct Naive<'a> {
     term: Term,
     /// Whether tensors are stored in bf16, and the backward pass takes the output as it was stored.
     stored: bool,
+    parts: usize,
     q: Vec<f64>,
     k: Vec<f64>,
     v: Vec<f64>,
@@ -40,7 +42,7 @@ struct Weights {
 }
 
 impl<'a> Naive<'a> {
-    pub fn of(p: &'a Problem, stored: bool) -> Self {
+    pub fn of(p: &'a Problem, stored: bool, parts: usize) -> Self {
         let m = p.mechanism.values();
         let term = match &m.score {
             Score::Levy(m) | Score::Student(m) if m.manifold == Manifold::Sphere => Term::Cosine,
@@ -48,14 +50,14 @@ impl<'a> Naive<'a> {
             Score::CosineExp(_) => Term::Cosine,
             _ => Term::Product,
         };
-        let round = |x: &[f64]| x.iter().map(|&x| rounded(x)).collect::<Vec<_>>();
+        let round = |x: &[f64]| x.iter().map(|&x| rounded(x, parts)).collect::<Vec<_>>();
         let tokens = |x: &[f64]| {
             let x = if stored { round(x) } else { x.to_vec() };
             let row = |x: &[f64]| if term == Term::Cosine { unit(x) } else { x.to_vec() };
             round(&x.chunks(p.shape.head_dim).flat_map(row).collect::<Vec<_>>())
         };
         let (q, k) = (tokens(&p.q), tokens(p.k.as_ref().unwrap_or(&p.q)));
-        Self { p, m, term, stored, q, k, v: round(&p.v), g: round(&p.dout) }
+        Self { p, m, term, stored, parts, q, k, v: round(&p.v), g: round(&p.dout) }
     }
 
     fn visible(&self, slice: usize, i: usize, j: usize) -> bool {
@@ -179,7 +181,7 @@ impl<'a> Naive<'a> {
             let mut dw = zeros(w.len());
             for i in 0..s.seq_q {
                 for j in 0..s.seq_kv {
-                    let (at, rounded) = (i * s.seq_kv + j, common * rounded(w[i * s.seq_kv + j]));
+                    let (at, rounded) = (i * s.seq_kv + j, common * rounded(w[i * s.seq_kv + j], self.parts));
                     let (oi, vj) = (row(i, s.seq_q, s.value_dim), row(j, s.seq_kv, s.value_dim));
                     add(&mut out[oi.clone()], &self.v[vj.clone()], rounded);
                     add(&mut dv[vj.clone()], &self.g[oi.clone()], rounded);
@@ -189,7 +191,7 @@ impl<'a> Naive<'a> {
             let outputs = slice * s.seq_q * s.value_dim..(slice + 1) * s.seq_q * s.value_dim;
             let mut total: f64 = w.iter().zip(&dw).map(|(w, dw)| w * dw).sum();
             if self.stored {
-                out[outputs.clone()].iter_mut().for_each(|x| *x = rounded(*x));
+                out[outputs.clone()].iter_mut().for_each(|x| *x = rounded(*x, 1));
                 total = dot(&out[outputs.clone()], &self.g[outputs]);
             }
             for i in 0..s.seq_q {
@@ -210,8 +212,8 @@ impl<'a> Naive<'a> {
                     let (qi, kj) = (row(i, s.seq_q, s.head_dim), row(j, s.seq_kv, s.head_dim));
                     let exact = of_value * slopes[at];
                     let (slope, own) = match self.term {
-                        Term::Square => (-2.0 * rounded(exact), 2.0 * exact),
-                        _ => (rounded(exact), 0.0),
+                        Term::Square => (-2.0 * rounded(exact, self.parts), 2.0 * exact),
+                        _ => (rounded(exact, self.parts), 0.0),
                     };
                     add(&mut dq[qi.clone()], &self.k[kj.clone()], slope);
                     add(&mut dq[qi.clone()], &self.q[qi.clone()], own);
@@ -232,7 +234,7 @@ impl<'a> Naive<'a> {
         }
         solution.insert("dq", dq);
         if self.stored {
-            solution.values_mut().flatten().for_each(|x| *x = rounded(*x));
+            solution.values_mut().flatten().for_each(|x| *x = rounded(*x, 1));
         }
         solution
     }
@@ -252,8 +254,9 @@ fn unit(x: &[f64]) -> Vec<f64> {
     x.iter().map(|x| if length > 0.0 { x / length } else { 0.0 }).collect()
 }
 
-fn rounded(x: f64) -> f64 {
-    bf16::from_f32(x as f32).to_f64()
+fn rounded(x: f64, parts: usize) -> f64 {
+    let first = bf16::from_f32(x as f32).to_f64();
+    if parts == 1 { first } else { first + rounded(x - first, 1) }
 }
 
 fn dot(x: &[f64], y: &[f64]) -> f64 {

@@ -65,7 +65,7 @@ impl Bf16Layers {
                 let part = Columns { data: tile, stride: SPAN, rows: x.rows, cols: bias.len() };
                 part.round(&tiles, (&mut activated[col / 2..], weight_out.pairs));
             }
-            let left = LeftRows { rows: x.rows, left: Left { data: activated, stride: weight_out.pairs } };
+            let left = LeftRows { rows: x.rows, left: Left::new(activated, weight_out.pairs) };
             let rows = Rows { tiles: &tiles, left, right: weight_out, bias: Some(bias_out), out: results, first: at };
             self.write_rows(&rows, 0..outputs, tile);
         });
@@ -183,7 +183,7 @@ impl Room {
         x.round(tiles, (&mut *left, depth));
         let [first, second] = &mut self.tiles;
         Block {
-            x: LeftRows { rows: x.rows, left: Left { data: left, stride: depth } },
+            x: LeftRows { rows: x.rows, left: Left::new(left, depth) },
             hidden: self.hidden.pairs(all * pairs(width)),
             tiles: [first, second].map(|tile| bytemuck::cast_slice_mut(tile.pairs(all * SPAN))),
             woven: self.woven.pairs(pairs(x.rows) * SPAN),
@@ -225,7 +225,7 @@ impl Pass<'_, '_> {
             slopes.panels(tiles, &mut dhidden[col * depth..]);
             slopes.round(tiles, (&mut rounded[col / 2..], weight_in.pairs));
         }
-        let left = LeftRows { rows: hidden.rows, left: Left { data: rounded, stride: weight_in.pairs } };
+        let left = LeftRows { rows: hidden.rows, left: Left::new(rounded, weight_in.pairs) };
         let rows = Rows { tiles, left, right: weight_in, bias: None, out: self.results, first: at };
         self.layers.write_rows(&rows, 0..weight_in.cols, slopes);
         dbias

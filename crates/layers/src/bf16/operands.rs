@@ -115,7 +115,7 @@ impl<'a> Panels<'a> {
         (0..self.cols).step_by(PANEL).map(move |first| {
             let width = PANEL.min(self.cols - first).next_multiple_of(ROWS);
             let data = &self.data[first * self.pairs..][..width * self.pairs];
-            (first, width, Right { data, stride: width })
+            (first, width, Right::new(data, width))
         })
     }
 

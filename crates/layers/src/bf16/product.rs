@@ -114,7 +114,7 @@ impl Bf16Layers {
             let (count, depth) = (block.min(rows - row), right.pairs);
             let packed = packed.pairs(count.next_multiple_of(ROWS) * depth);
             Columns::all(&x[row * inputs..], count, inputs).round(&tiles, (&mut *packed, depth));
-            let left = LeftRows { rows: count, left: Left { data: packed, stride: depth } };
+            let left = LeftRows { rows: count, left: Left::new(packed, depth) };
             let sums = bytemuck::cast_slice_mut(sums.pairs(count.next_multiple_of(ROWS) * SPAN));
             let rows = Rows { tiles: &tiles, left, right, bias, out: whole, first: row };
             self.write_rows(&rows, col..outputs.min(col + span), sums);
@@ -183,7 +183,7 @@ impl Bf16Layers {
             for index in 0..depth.blocks() {
                 let pairs = pairs(depth.rows(index));
                 let left = &left[depth.start(index, rows) + row * pairs..];
-                let left = LeftRows { rows: count, left: Left { data: left, stride: pairs } };
+                let left = LeftRows { rows: count, left: Left::new(left, pairs) };
                 let right = Panels { data: &right[depth.start(index, cols)..], pairs, cols }.part(col, tile[1]);
                 let into = Output { data: &mut *sums, stride: tile[1], add: index > 0 };
                 self.level.dispatch(Multiply { tiles: &tiles, left, right, into });

@@ -78,11 +78,12 @@ pub(super) struct Operands {
     offsets: Vec<f32>,
 }
 
-/// f32 of [`Operands`] where tokens have `dim` channels and values `value_dim`.
-pub(super) fn operands_len([dim, value_dim]: [usize; 2]) -> usize {
+/// f32 of [`Operands`] of so many parts where tokens have `dim` channels and values `value_dim`.
+pub(super) fn operands_len([dim, value_dim]: [usize; 2], parts: usize) -> usize {
     let most = padded(dim.max(value_dim));
     let of_block = QUERIES * (pairs(dim) + pairs(value_dim)) + pairs(QUERIES) * (padded(dim) + padded(value_dim));
-    of_block + KEYS * (2 * pairs(most) + pairs(QUERIES).max(QUERIES / 2) + most) + QUERIES
+    let of_tile = KEYS * (2 * pairs(most) + pairs(QUERIES).max(QUERIES / 2));
+    parts * (of_block + of_tile) + KEYS * most + QUERIES
 }
 
 impl Rounding {
@@ -97,20 +98,21 @@ impl Rounding {
     ) -> Shared<'p> {
         let (tiles, images) = (self.products.enter(), self.images(k, stride));
         let values = Rows { data: v, stride: value_stride, channels: value_stride };
-        let columns = images.count();
+        let (columns, parts) = (images.count(), tiles.parts());
         let rounded = |x: Rows<'_>, wanted: bool| {
-            let mut out = pool.memory(if wanted { rows_len(columns) * pairs(x.channels) } else { 0 });
+            let mut out = pool.memory(if wanted { parts * rows_len(columns) * pairs(x.channels) } else { 0 });
             x.round_into(level, &tiles, bytemuck::cast_slice_mut(&mut out));
             out
         };
         let woven = |x: Rows<'_>, wanted: bool| {
-            let mut out = pool.memory(if wanted { pairs_len(columns) * padded(x.channels) } else { 0 });
+            let mut out = pool.memory(if wanted { parts * pairs_len(columns) * padded(x.channels) } else { 0 });
             x.weave_into(level, &tiles, bytemuck::cast_slice_mut(&mut out));
             out
         };
         let with_values = !v.is_empty();
         Shared {
             columns,
+            parts,
             keys: rounded(images, true),
             key_pairs: woven(images, backward && with_values),
             values: rounded(values, backward && with_values),
@@ -152,7 +154,7 @@ impl Rounding {
         out: &mut [f32],
     ) {
         let images = self.images(keys, stride);
-        self.scores(level, (images, shared), (&of.queries, &mut of.rows), width, out);
+        self.scores(level, (images, shared), (&of.queries, &mut of.rows), (width, false), out);
         match self.map {
             Map::Identity => {}
             Map::Offset => level.dispatch(|| {
@@ -180,7 +182,8 @@ impl Rounding {
         out: &mut [f32],
     ) {
         let values = Rows { data, stride, channels: stride };
-        self.scores(level, (values, shared), (&of.gradients, &mut of.rows), width, out);
+        // `<dout, out>` is taken of these: both read the same.
+        self.scores(level, (values, shared), (&of.gradients, &mut of.rows), (width, true), out);
     }
 
     fn scores(
@@ -188,14 +191,15 @@ impl Rounding {
         level: Level,
         (keys, shared): (Rows<'_>, Option<Left<'_>>),
         (panel, rows): (&Aligned, &mut Aligned),
-        width: usize,
+        (width, all): (usize, bool),
         out: &mut [f32],
     ) {
         let tiles = self.products.enter();
         let left = shared.unwrap_or_else(|| keys.rounded(level, &tiles, rows));
-        let right = Right { data: bytemuck::cast_slice(&panel[..]), stride: width };
-        let size = Size { rows: keys.count(), cols: width, pairs: left.stride };
-        multiply(level, &tiles, size, left, right, Output { data: out, stride: STRIDE, add: false });
+        let depth = left.stride / tiles.parts();
+        let right = Right { data: bytemuck::cast_slice(&panel[..]), stride: width, second: width * depth };
+        let size = Size { rows: keys.count(), cols: width, pairs: depth };
+        multiply(level, &tiles, size, (left, right, all), Output { data: out, stride: STRIDE, add: false });
     }
 
     /// Writes or adds, by query, the sums of rows of columns by the scores `[column][query]`, which are lost.
@@ -209,15 +213,19 @@ impl Rounding {
     ) {
         let tiles = self.products.enter();
         let depth = pairs(columns);
-        let turned = pairs_of(&mut of.scores, width * depth);
+        let stride = tiles.parts() * depth;
+        let turned = pairs_of(&mut of.scores, width * stride);
         level.dispatch(|| {
             let scores = tiles.weave_in_place((scores, STRIDE), [columns, width]);
-            tiles.transpose([depth, width], (scores.data, scores.stride), (&mut *turned, depth));
+            for part in 0..tiles.parts() {
+                let from = (&scores.data[part * scores.second..], scores.stride);
+                tiles.transpose([depth, width], from, (&mut turned[part * depth..], stride));
+            }
         });
         let woven = shared.unwrap_or_else(|| x.woven(level, &tiles, &mut of.woven));
         let rows = into.0.len() / into.1.max(1);
-        let size = Size { rows, cols: woven.stride, pairs: depth };
-        write(level, &tiles, size, (Left { data: turned, stride: depth }, woven), into, &mut of.product);
+        let size = Size { rows, cols: woven.stride / tiles.parts(), pairs: depth };
+        write(level, &tiles, size, (Left { data: turned, stride, second: depth }, woven), into, &mut of.product);
     }
 
     /// Adds the gradients of keys: the queries that are ready, by the gradients of the terms `[column][query]`.
@@ -242,11 +250,16 @@ impl Rounding {
         into: (&mut [f32], usize),
     ) {
         let (tiles, depth) = (self.products.enter(), pairs(size[1]));
-        let rounded = pairs_of(rounded, size[0].next_multiple_of(ROWS) * depth);
-        level.dispatch(|| tiles.round_tile((scores, STRIDE), size, (&mut *rounded, depth)));
-        let right = Right { data: bytemuck::cast_slice(&woven[..]), stride };
+        let (parts, second) = (tiles.parts(), depth);
+        let left_stride = parts * depth;
+        let rounded = pairs_of(rounded, size[0].next_multiple_of(ROWS) * left_stride);
+        level.dispatch(|| {
+            tiles.round_tile((scores, STRIDE), size, (&mut *rounded, left_stride));
+        });
+        let left = Left { data: rounded, stride: left_stride, second };
+        let right = Right { data: bytemuck::cast_slice(&woven[..]), stride: parts * stride, second: stride };
         let size = Size { rows: size[0], cols: stride, pairs: depth };
-        write(level, &tiles, size, (Left { data: rounded, stride: depth }, right), (into.0, into.1, true), product);
+        write(level, &tiles, size, (left, right), (into.0, into.1, true), product);
     }
 }
 
@@ -291,25 +304,24 @@ fn write(
     product: &mut Aligned,
 ) {
     if size.rows.is_multiple_of(ROWS) {
-        return multiply(level, tiles, size, left, right, Output { data: into, stride, add });
+        return multiply(level, tiles, size, (left, right, false), Output { data: into, stride, add });
     }
     product.resize(size.rows.next_multiple_of(ROWS) * size.cols);
-    multiply(level, tiles, size, left, right, Output { data: product, stride: size.cols, add: false });
+    multiply(level, tiles, size, (left, right, false), Output { data: product, stride: size.cols, add: false });
     for (row, product) in into.chunks_mut(stride).zip(product.chunks_exact(size.cols)).take(size.rows) {
         let row = row.iter_mut().zip(product);
         if add { row.for_each(|(x, y)| *x += y) } else { row.for_each(|(x, y)| *x = *y) }
     }
 }
 
-fn multiply(level: Level, tiles: &Multiplier, size: Size, left: Left<'_>, right: Right<'_>, into: Output<'_>) {
-    level.dispatch(Multiply { tiles, size, left, right, into });
+fn multiply(level: Level, tiles: &Multiplier, size: Size, operands: (Left<'_>, Right<'_>, bool), into: Output<'_>) {
+    level.dispatch(Multiply { tiles, size, operands, into });
 }
 
 struct Multiply<'a> {
     tiles: &'a Multiplier,
     size: Size,
-    left: Left<'a>,
-    right: Right<'a>,
+    operands: (Left<'a>, Right<'a>, bool),
     into: Output<'a>,
 }
 
@@ -318,6 +330,7 @@ impl WithSimd for Multiply<'_> {
 
     #[inline(always)]
     fn with_simd<S: Simd>(self, simd: S) {
-        self.tiles.multiply(simd, self.size, self.left, self.right, self.into);
+        let (left, right, all) = self.operands;
+        self.tiles.multiply_parts(simd, self.size, (left, right), all, self.into);
     }
 }

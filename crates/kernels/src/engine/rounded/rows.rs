@@ -35,15 +35,16 @@ impl<'a> Rows<'a> {
 
     /// Pairs of channels, row by row, zeros up to whole tiles of rows.
     pub(super) fn rounded<'t>(&self, level: Level, tiles: &Multiplier, out: &'t mut Aligned) -> Left<'t> {
-        let stride = pairs(self.channels);
+        let second = pairs(self.channels);
+        let stride = tiles.parts() * second;
         let out = pairs_of(out, self.count().next_multiple_of(ROWS) * stride);
         self.round_into(level, tiles, out);
-        Left { data: out, stride }
+        Left { data: out, stride, second }
     }
 
     /// The same, with zeros up to the end.
     pub(super) fn round_into(&self, level: Level, tiles: &Multiplier, out: &mut [u32]) {
-        let (stride, count) = (pairs(self.channels), self.count());
+        let (stride, count) = (tiles.parts() * pairs(self.channels), self.count());
         level.dispatch(|| {
             for (n, out) in out.chunks_exact_mut(stride.max(1)).enumerate() {
                 if n < count { tiles.round(self.row(n), out) } else { out.fill(0) }
@@ -53,15 +54,16 @@ impl<'a> Rows<'a> {
 
     /// Pairs of rows, channels side by side, zeros up to whole tiles of pairs.
     pub(super) fn woven<'t>(&self, level: Level, tiles: &Multiplier, out: &'t mut Aligned) -> Right<'t> {
-        let stride = padded(self.channels);
+        let second = padded(self.channels);
+        let stride = tiles.parts() * second;
         let out = pairs_of(out, pairs(self.count()) * stride);
         self.weave_into(level, tiles, out);
-        Right { data: out, stride }
+        Right { data: out, stride, second }
     }
 
     /// The same, with zeros up to the end.
     pub(super) fn weave_into(&self, level: Level, tiles: &Multiplier, out: &mut [u32]) {
-        let (stride, count) = (padded(self.channels), self.count());
+        let (stride, count) = (tiles.parts() * padded(self.channels), self.count());
         level.dispatch(|| {
             for (pair, out) in out.chunks_exact_mut(stride.max(1)).enumerate() {
                 match count.saturating_sub(2 * pair) {
@@ -89,13 +91,14 @@ impl<'a> Rows<'a> {
 /// does not take them.
 pub(in crate::engine) struct Shared<'p> {
     pub(super) columns: usize,
+    pub(super) parts: usize,
     pub keys: Zeros<'p>,
     pub key_pairs: Zeros<'p>,
     pub values: Zeros<'p>,
     pub value_pairs: Zeros<'p>,
 }
 
-/// f32 of [`Shared`] in either pass.
+/// f32 of [`Shared`] in either pass, of each part.
 pub(in crate::engine) fn shared_len(columns: usize, [dim, value_dim]: [usize; 2]) -> [usize; 2] {
     let [rows, woven] = [rows_len(columns), pairs_len(columns)];
     let forward = rows * pairs(dim) + woven * padded(value_dim);
@@ -116,16 +119,18 @@ impl Shared<'_> {
     /// The rows of a tile's columns.
     pub fn rows<'x>(&self, of: &'x [f32], columns: &Columns<'_>, channels: usize) -> Option<Left<'x>> {
         let Columns::Run(range) = columns else { return None };
-        let (data, stride) = (bytemuck::cast_slice(of), pairs(channels));
-        (!data.is_empty()).then(|| Left { data: &data[range.start * stride..], stride })
+        let (data, second) = (bytemuck::cast_slice(of), pairs(channels));
+        let stride = self.parts * second;
+        (!data.is_empty()).then(|| Left { data: &data[range.start * stride..], stride, second })
     }
 
     /// The pairs of a tile's columns, where these begin with a pair and nothing but zeros is read behind them.
     pub fn pairs<'x>(&self, of: &'x [f32], columns: &Columns<'_>, channels: usize) -> Option<Right<'x>> {
         let Columns::Run(range) = columns else { return None };
-        let (data, stride) = (bytemuck::cast_slice(of), padded(channels));
+        let (data, second) = (bytemuck::cast_slice(of), padded(channels));
+        let stride = self.parts * second;
         let whole = range.len().is_multiple_of(2 * PAIRS) || range.end == self.columns;
         let fits = !data.is_empty() && range.start.is_multiple_of(2) && whole;
-        fits.then(|| Right { data: &data[range.start / 2 * stride..], stride })
+        fits.then(|| Right { data: &data[range.start / 2 * stride..], stride, second })
     }
 }

@@ -3,10 +3,11 @@
 
 use std::{
     arch::{asm, x86_64::__cpuid_count},
+    ptr,
     sync::OnceLock,
 };
 
-use super::{Left, Output, PAIRS, ROWS, Right, Size};
+use super::{Left, Output, PAIRS, ROWS, Right, Size, TERMS};
 
 /// Rows and bytes per row of the eight tiles, as `ldtilecfg` reads them.
 #[repr(C, align(64))]
@@ -89,35 +90,50 @@ pub(super) fn release() {
     }
 }
 
-/// The product of whole tiles, two by two of them where there are as many.
+/// The sum of products of whole tiles, two by two of them where there are as many; at most [`TERMS`] products.
 ///
 /// # Safety
 /// The tiles are configured; whole tiles of rows, columns and pairs lie in the slices.
-pub(super) unsafe fn multiply(size: Size, left: Left<'_>, right: Right<'_>, into: Output<'_>) {
+pub(super) unsafe fn multiply(size: Size, terms: &[(Left<'_>, Right<'_>)], into: Output<'_>) {
     let (rows, steps) = (size.rows.next_multiple_of(ROWS), size.pairs / PAIRS);
+    let [(left, right), ..] = terms else { return };
     let strides = [left.stride, right.stride, into.stride];
+    debug_assert!(terms.iter().all(|(l, r)| [l.stride, r.stride] == strides[..2]));
     let mut row = 0;
     while row < rows {
         let mut col = 0;
         let tall = row + 2 * ROWS <= rows;
-        let a = left.data.as_ptr().wrapping_add(row * left.stride);
         while col < size.cols {
             let wide = col + 2 * ROWS <= size.cols;
-            let b = right.data.as_ptr().wrapping_add(col);
+            let mut from = [Operands { a: ptr::null(), a1: ptr::null(), b: ptr::null() }; TERMS + 1];
+            for (from, (left, right)) in from.iter_mut().zip(&terms[..terms.len().min(TERMS)]) {
+                let a = left.data.as_ptr().wrapping_add(row * left.stride);
+                *from =
+                    Operands { a, a1: a.wrapping_add(ROWS * left.stride), b: right.data.as_ptr().wrapping_add(col) };
+            }
             let c = into.data.as_mut_ptr().wrapping_add(row * into.stride + col);
             // SAFETY: by this function's contract, for the tiles that are left.
             unsafe {
                 match (tall, wide) {
-                    (true, true) => two_by_two(steps, a, b, c, strides, into.add),
-                    (true, false) => two_by_one(steps, a, b, c, strides, into.add),
-                    (false, true) => one_by_two(steps, a, b, c, strides, into.add),
-                    (false, false) => one_by_one(steps, a, b, c, strides, into.add),
+                    (true, true) => two_by_two(steps, &from, c, strides, into.add),
+                    (true, false) => two_by_one(steps, &from, c, strides, into.add),
+                    (false, true) => one_by_two(steps, &from, c, strides, into.add),
+                    (false, false) => one_by_one(steps, &from, c, strides, into.add),
                 }
             }
             col += if wide { 2 * ROWS } else { ROWS };
         }
         row += if tall { 2 * ROWS } else { ROWS };
     }
+}
+
+/// Where a product's tiles begin: those of rows, those of the rows below, and those of columns. Null ends a list of them.
+#[derive(Clone, Copy)]
+#[repr(C)]
+struct Operands {
+    a: *const u32,
+    a1: *const u32,
+    b: *const u32,
 }
 
 /// A kernel: what is loaded of the sums, what is done in a step, what is stored.
@@ -129,8 +145,7 @@ macro_rules! kernel {
         /// The tiles are configured, and lie in what the pointers may read and write, rows so many elements apart.
         unsafe fn $name(
             steps: usize,
-            a: *const u32,
-            b: *const u32,
+            from: &[Operands; TERMS + 1],
             c: *mut f32,
             strides: [usize; 3],
             add: bool,
@@ -139,15 +154,22 @@ macro_rules! kernel {
             // SAFETY: by this function's contract; every register that is changed is named.
             unsafe {
                 asm!(
-                    "test {add:e}, {add:e}",
+                    "test {n}, {n}",
                     "jz 3f",
                     $($load,)*
                     "jmp 4f",
                     "3:",
                     $($zero,)*
                     "4:",
-                    "test {n}, {n}",
+                    "mov {a}, qword ptr [{from}]",
+                    "test {a}, {a}",
                     "jz 5f",
+                    "mov {a1}, qword ptr [{from} + 8]",
+                    "mov {b}, qword ptr [{from} + 16]",
+                    "add {from}, 24",
+                    "mov {n}, {steps}",
+                    "test {n}, {n}",
+                    "jz 4b",
                     "2:",
                     $($step,)*
                     "add {a}, 64",
@@ -155,13 +177,15 @@ macro_rules! kernel {
                     "add {b}, {deeper}",
                     "dec {n}",
                     "jnz 2b",
+                    "jmp 4b",
                     "5:",
                     $($store,)*
-                    add = in(reg) u32::from(add),
-                    n = inout(reg) steps => _,
-                    a = inout(reg) a => _,
-                    a1 = inout(reg) a.wrapping_byte_add(ROWS * sa) => _,
-                    b = inout(reg) b => _,
+                    n = inout(reg) usize::from(add) => _,
+                    steps = in(reg) steps,
+                    from = inout(reg) from.as_ptr() => _,
+                    a = out(reg) _,
+                    a1 = out(reg) _,
+                    b = out(reg) _,
                     deeper = in(reg) PAIRS * sb,
                     c = in(reg) c,
                     c1 = in(reg) c.wrapping_byte_add(ROWS * sc),

@@ -105,14 +105,14 @@ unsafe fn block<const M: usize, const N: usize>(
 /// [`available`]; the row's pairs lie in `out`.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512bf16")]
-pub(super) unsafe fn round(row: &[f32], out: &mut [u32]) {
+pub(super) unsafe fn round<const SECOND: bool>(row: &[f32], out: &mut [u32]) {
     let whole = row.len() / 32 * 16;
     for pair in (0..whole).step_by(16) {
         // SAFETY: `row` has 32 numbers more and `out` 16 pairs.
         unsafe {
             let from = row.as_ptr().add(2 * pair);
-            let both = _mm512_cvtne2ps_pbh(_mm512_loadu_ps(from.add(16)), _mm512_loadu_ps(from));
-            _mm512_storeu_si512(out.as_mut_ptr().add(pair).cast(), std::mem::transmute::<__m512bh, __m512i>(both));
+            let both = both::<SECOND>(_mm512_loadu_ps(from), _mm512_loadu_ps(from.add(16)));
+            _mm512_storeu_si512(out.as_mut_ptr().add(pair).cast(), both);
         }
     }
     for pair in (whole..out.len()).step_by(16) {
@@ -120,7 +120,7 @@ pub(super) unsafe fn round(row: &[f32], out: &mut [u32]) {
         // SAFETY: the masks leave out what lies beyond the ends of both slices.
         unsafe {
             let [low, high] = [from, from + 16].map(|from| load(row, from));
-            let both: __m512i = std::mem::transmute(_mm512_cvtne2ps_pbh(high, low));
+            let both = both::<SECOND>(low, high);
             _mm512_mask_storeu_epi32(out.as_mut_ptr().add(pair).cast(), first(out.len() - pair), both);
         }
     }
@@ -132,12 +132,13 @@ pub(super) unsafe fn round(row: &[f32], out: &mut [u32]) {
 /// [`available`]; both rows are as long, and `out` no shorter.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512bf16")]
-pub(super) unsafe fn weave([even, odd]: [&[f32]; 2], out: &mut [u32]) {
+pub(super) unsafe fn weave<const SECOND: bool>([even, odd]: [&[f32]; 2], out: &mut [u32]) {
     let whole = even.len() / 16 * 16;
     for at in (0..whole).step_by(16) {
         // SAFETY: all three slices have 16 more.
         unsafe {
-            let woven = woven(_mm512_loadu_ps(even.as_ptr().add(at)), _mm512_loadu_ps(odd.as_ptr().add(at)));
+            let [even, odd] = [even, odd].map(|row| _mm512_loadu_ps(row.as_ptr().add(at)));
+            let woven = woven::<SECOND>(even, odd);
             _mm512_storeu_si512(out.as_mut_ptr().add(at).cast(), woven);
         }
     }
@@ -145,16 +146,32 @@ pub(super) unsafe fn weave([even, odd]: [&[f32]; 2], out: &mut [u32]) {
         let from = at.min(even.len());
         // SAFETY: the masks leave out what lies beyond the ends of the slices.
         unsafe {
-            let woven = woven(load(even, from), load(odd, from));
+            let woven = woven::<SECOND>(load(even, from), load(odd, from));
             _mm512_mask_storeu_epi32(out.as_mut_ptr().add(at).cast(), first(out.len() - at), woven);
         }
     }
 }
 
-/// Two vectors as pairs.
+/// A part of two vectors, one after the other.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512bf16")]
-fn woven(even: __m512, odd: __m512) -> __m512i {
+fn both<const SECOND: bool>(low: __m512, high: __m512) -> __m512i {
+    // SAFETY: both are 512 bits, of which all are numbers.
+    let rounded = |low, high| unsafe { std::mem::transmute::<__m512bh, __m512i>(_mm512_cvtne2ps_pbh(high, low)) };
+    let first = rounded(low, high);
+    if !SECOND {
+        return first;
+    }
+    let widened = |half| _mm512_castsi512_ps(_mm512_slli_epi32::<16>(_mm512_cvtepu16_epi32(half)));
+    let [of_low, of_high] =
+        [_mm512_castsi512_si256(first), _mm512_extracti64x4_epi64::<1>(first)].map(|half| widened(half));
+    rounded(_mm512_sub_ps(low, of_low), _mm512_sub_ps(high, of_high))
+}
+
+/// A part of two vectors as pairs.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512bf16")]
+fn woven<const SECOND: bool>(even: __m512, odd: __m512) -> __m512i {
     const ORDER: [u16; 32] = {
         let mut order = [0; 32];
         let mut n = 0;
@@ -166,9 +183,7 @@ fn woven(even: __m512, odd: __m512) -> __m512i {
     };
     // SAFETY: 32 lanes of 16 bits.
     let order = unsafe { _mm512_loadu_si512(ORDER.as_ptr().cast()) };
-    // SAFETY: both are 512 bits, of which all are numbers.
-    let both = unsafe { std::mem::transmute::<__m512bh, __m512i>(_mm512_cvtne2ps_pbh(odd, even)) };
-    _mm512_permutexvar_epi16(order, both)
+    _mm512_permutexvar_epi16(order, both::<SECOND>(even, odd))
 }
 
 /// As [`super::pack::each_rounded`].
@@ -176,9 +191,9 @@ fn woven(even: __m512, odd: __m512) -> __m512i {
 /// # Safety
 /// [`available`].
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512bf16")]
-pub(super) unsafe fn round_tile(x: (&[f32], usize), sizes: [usize; 2], out: (&mut [u32], usize)) {
+pub(super) unsafe fn round_tile<const SECOND: bool>(x: (&[f32], usize), sizes: [usize; 2], out: (&mut [u32], usize)) {
     // SAFETY: what takes a row has room for its pairs.
-    pack::each_rounded(x, sizes, out, |row, out| unsafe { round(row, out) });
+    pack::each_rounded(x, sizes, out, |row, out| unsafe { round::<SECOND>(row, out) });
 }
 
 /// As [`super::pack::weave_in_place`].
@@ -186,13 +201,16 @@ pub(super) unsafe fn round_tile(x: (&[f32], usize), sizes: [usize; 2], out: (&mu
 /// # Safety
 /// [`available`].
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512bf16")]
-pub(super) unsafe fn weave_in_place(x: (&mut [f32], usize), sizes: [usize; 2]) {
+pub(super) unsafe fn weave_in_place<const TWO: bool>(x: (&mut [f32], usize), sizes: [usize; 2]) {
     pack::each_pair(x, sizes, |even, odd| {
-        for (even, odd) in even.as_chunks_mut::<16>().0.iter_mut().zip(odd.as_chunks::<16>().0) {
+        for (even, odd) in even.as_chunks_mut::<16>().0.iter_mut().zip(odd.as_chunks_mut::<16>().0) {
             // SAFETY: both are 16 numbers, and any bits are f32.
             unsafe {
-                let woven = woven(_mm512_loadu_ps(even.as_ptr()), _mm512_loadu_ps(odd.as_ptr()));
-                _mm512_storeu_si512(even.as_mut_ptr().cast(), woven);
+                let [a, b] = [_mm512_loadu_ps(even.as_ptr()), _mm512_loadu_ps(odd.as_ptr())];
+                _mm512_storeu_si512(even.as_mut_ptr().cast(), woven::<false>(a, b));
+                if TWO {
+                    _mm512_storeu_si512(odd.as_mut_ptr().cast(), woven::<true>(a, b));
+                }
             }
         }
     });

@@ -28,21 +28,28 @@ fn bits(x: f32) -> u32 {
     if x.is_nan() { 0x7fc0 } else { rounded }
 }
 
+/// The bits of a number's first part, or of its second: what rounding left, rounded.
 #[inline(always)]
-pub(super) fn round_row(row: &[f32], out: &mut [u32]) {
+fn part<const SECOND: bool>(x: f32) -> u32 {
+    bits(if SECOND { x - nearest(x) } else { x })
+}
+
+#[inline(always)]
+pub(super) fn round_row<const SECOND: bool>(row: &[f32], out: &mut [u32]) {
     let (whole, rest) = row.as_chunks::<2>();
     let (to, pad) = out.split_at_mut(whole.len());
-    to.iter_mut().zip(whole).for_each(|(to, &[even, odd])| *to = bits(even) | bits(odd) << 16);
+    to.iter_mut().zip(whole).for_each(|(to, &[even, odd])| *to = part::<SECOND>(even) | part::<SECOND>(odd) << 16);
     pad.fill(0);
     if let ([last], Some(to)) = (rest, pad.first_mut()) {
-        *to = bits(*last);
+        *to = part::<SECOND>(*last);
     }
 }
 
 #[inline(always)]
-pub(super) fn weave([even, odd]: [&[f32]; 2], out: &mut [u32]) {
+pub(super) fn weave<const SECOND: bool>([even, odd]: [&[f32]; 2], out: &mut [u32]) {
     let (to, pad) = out.split_at_mut(even.len());
-    to.iter_mut().zip(even).zip(odd).for_each(|((to, &even), &odd)| *to = bits(even) | bits(odd) << 16);
+    let pair = |even, odd| part::<SECOND>(even) | part::<SECOND>(odd) << 16;
+    to.iter_mut().zip(even).zip(odd).for_each(|((to, &even), &odd)| *to = pair(even, odd));
     pad.fill(0);
 }
 
@@ -71,7 +78,7 @@ pub(super) fn each_pair(
         let (even, odd) = two.split_at_mut(stride);
         let (even, odd) = (&mut even[..cols], &mut odd[..cols]);
         match rows.saturating_sub(2 * pair) {
-            0 => even.fill(0.0),
+            0 => [even, odd].into_iter().for_each(|row| row.fill(0.0)),
             1 => {
                 odd.fill(0.0);
                 weave(even, odd);
@@ -81,11 +88,17 @@ pub(super) fn each_pair(
     }
 }
 
-/// Rounds the rows of a tile in pairs, as [`weave`], in the place of the even ones.
+/// Rounds the rows of a tile in pairs, as [`weave`], in the place of the even ones; of `two` parts the second in that of the odd ones.
 #[inline(always)]
-pub(super) fn weave_in_place(x: (&mut [f32], usize), sizes: [usize; 2]) {
+pub(super) fn weave_in_place(x: (&mut [f32], usize), sizes: [usize; 2], two: bool) {
     each_pair(x, sizes, |even, odd| {
-        even.iter_mut().zip(odd).for_each(|(x, odd)| *x = f32::from_bits(bits(*x) | bits(*odd) << 16));
+        for (even, odd) in even.iter_mut().zip(odd) {
+            let (a, b) = (*even, *odd);
+            *even = f32::from_bits(part::<false>(a) | part::<false>(b) << 16);
+            if two {
+                *odd = f32::from_bits(part::<true>(a) | part::<true>(b) << 16);
+            }
+        }
     });
 }
 

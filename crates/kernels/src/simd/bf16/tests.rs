@@ -58,8 +58,7 @@ fn every_unit_multiplies() {
             out.fill(f32::NAN);
             for add in [false, true] {
                 let size = Size { rows, cols, pairs };
-                let (left, right) =
-                    (Left { data: &left, stride: left_stride }, Right { data: &right, stride: right_stride });
+                let (left, right) = (Left::new(&left, left_stride), Right::new(&right, right_stride));
                 let into = Output { data: &mut out, stride, add };
                 level.dispatch(Multiply(&tiles, size, left, right, into));
             }
@@ -103,6 +102,66 @@ fn every_unit_rounds_to_the_nearest() {
         let mut out = [0; 1];
         tiles.round(&[f32::NAN, 1.0], &mut out);
         assert!(bf16::from_bits(out[0] as u16).is_nan());
+    }
+}
+
+/// Both parts of an operand add up to 16 bits of it, wherever they are written; three products of them to as many of the product.
+#[test]
+fn two_parts_keep_sixteen_bits() {
+    let (rows, cols, depth) = (33, 48, 70);
+    let wave = |len: usize, step: f32| (0..len).map(|i| (i as f32 * step).sin() * 3.0).collect::<Vec<f32>>();
+    let (a, b) = (wave(rows * depth, 0.37), wave(cols * depth, 0.83));
+    for (level, products) in units() {
+        let tiles = products.of_parts(2).enter();
+        let (all, pairs) = (rows.next_multiple_of(ROWS), pairs(depth));
+        let mut by_row = vec![u32::MAX; all * 2 * pairs];
+        for (row, out) in a.chunks_exact(depth).zip(by_row.chunks_exact_mut(2 * pairs)) {
+            tiles.round(row, out);
+            for (n, &x) in row.iter().enumerate() {
+                let half = |part: usize| f32::from_bits(out[part * pairs + n / 2] >> (16 * (n % 2)) << 16);
+                let read = half(0) + half(1);
+                assert_eq!(read, products.of_parts(2).read(x), "{products:?}");
+                assert!((read - x).abs() <= x.abs() / 65_536.0, "{products:?}: {read}, not {x}");
+            }
+        }
+        let mut by_tile = vec![u32::MAX; all * 2 * pairs];
+        let left = tiles.round_tile((&a, depth), [rows, depth], (&mut by_tile, 2 * pairs));
+        for row in 0..rows {
+            assert_eq!(left.data[row * left.stride..][..2 * pairs], by_row[row * 2 * pairs..][..2 * pairs]);
+        }
+        // The right operand as rows of a tile, woven in place, and as woven rows.
+        let mut tile = Aligned::new(2 * pairs * cols);
+        for (d, row) in tile.chunks_exact_mut(cols).enumerate().take(depth) {
+            row.iter_mut().enumerate().for_each(|(c, x)| *x = b[c * depth + d]);
+        }
+        let mut woven = vec![u32::MAX; pairs * 2 * cols];
+        let zeros = vec![0.0; cols];
+        for (pair, out) in woven.chunks_exact_mut(2 * cols).enumerate() {
+            let row = |d: usize| if d < depth { &tile[d * cols..][..cols] } else { &zeros[..] };
+            tiles.weave([row(2 * pair), row(2 * pair + 1)], out);
+        }
+        let right = tiles.weave_in_place((&mut tile, cols), [depth, cols]);
+        for pair in 0..pairs {
+            for part in 0..2 {
+                let [placed, other] = [(right.data, right.stride, right.second), (&woven[..], 2 * cols, cols)]
+                    .map(|(data, stride, second)| data[pair * stride + part * second..][..cols].to_vec());
+                assert_eq!(placed, other, "{products:?}: pair {pair} of part {part}");
+            }
+        }
+        let mut out = Aligned::new(all * cols);
+        for add in [false, true] {
+            let into = Output { data: &mut out, stride: cols, add };
+            level.dispatch(Multiply(&tiles, Size { rows, cols, pairs }, left, right, into));
+        }
+        for (i, out) in out.chunks_exact(cols).enumerate().take(rows) {
+            for (j, &got) in out.iter().enumerate() {
+                let [x, y] = [&a[i * depth..][..depth], &b[j * depth..][..depth]];
+                let terms = x.iter().zip(y).map(|(x, y)| f64::from(*x) * f64::from(*y));
+                let (exact, size) = terms.fold((0.0, 0.0), |(sum, size), x| (sum + 2.0 * x, size + 2.0 * x.abs()));
+                let error = (f64::from(got) - exact).abs();
+                assert!(error <= size / 65_536.0, "{products:?} at ({i}, {j}): {error:e} of terms of {size}");
+            }
+        }
     }
 }
 

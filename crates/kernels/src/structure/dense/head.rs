@@ -11,7 +11,7 @@ use crate::{
     Dropout, Shape,
     call::{Call, TokenRows, View},
     simd::{
-        bf16::nearest,
+        bf16::Bf16Products,
         product::{Left, Right, vectors},
     },
 };
@@ -87,17 +87,23 @@ impl<'a> Head<'a> {
         dot(x.row(self.slice, i), y.row(self.slice, i))
     }
 
-    /// [`Head::contraction`] with `x` times its factor rounded to bf16, as the products with it read it: where it is equal to them, it
-    /// takes them out exactly.
-    pub fn rounded_contraction(&self, i: usize, (x, factor): (View<'_>, f32), y: View<'_>) -> f64 {
+    /// [`Head::contraction`] with `x` times its factor as `products` with it read it: where it is equal to them, it takes them out exactly.
+    pub fn rounded_contraction(
+        &self,
+        products: Bf16Products,
+        i: usize,
+        (x, factor): (View<'_>, f32),
+        y: View<'_>,
+    ) -> f64 {
         if self.keep_query.is_some_and(|keep| !keep[i]) {
             return 0.0;
         }
         let mut rounded = [0.0; 64];
         let [x, y] = [x, y].map(|x| x.row(self.slice, i).chunks(rounded.len()));
         let sums = x.zip(y).map(|(x, y)| {
-            rounded.iter_mut().zip(x).for_each(|(rounded, &x)| *rounded = nearest(x * factor));
-            dot(&rounded[..x.len()], y)
+            let rounded = &mut rounded[..x.len()];
+            rounded.iter_mut().zip(x).for_each(|(rounded, &x)| *rounded = products.read(x * factor));
+            dot(rounded, y)
         });
         sums.sum()
     }

@@ -62,8 +62,8 @@ pub(super) fn row_terms(call: &Call<'_>, saved: &Saved<'_>, logs: LogSums<'_>, t
         let [out, dout] = [saved.out, saved.dout].map(|x| head.outputs(x));
         match call.bf16 {
             None => contractions(call.level, out, (dout, Some(factor)), delta),
-            Some(_) => (0..seq).for_each(|i| {
-                delta[i] = head.rounded_contraction(i, (saved.dout, factor[i]), saved.out) as f32;
+            Some(products) => (0..seq).for_each(|i| {
+                delta[i] = head.rounded_contraction(products, i, (saved.dout, factor[i]), saved.out) as f32;
             }),
         }
     });

@@ -13,7 +13,7 @@ use crate::{
     Dropped, Shape,
     scratch::{cut, scratch_len},
     simd::{
-        bf16::{Bf16Products, Left, Output, Right, Size, pairs},
+        bf16::{Bf16Products, Output, Right, Size, pairs},
         product,
     },
     structure::dense::{
@@ -34,17 +34,17 @@ pub(super) fn run<P: Rounded>(
 ) {
     let (shape, level) = (&stream.call.shape, stream.call.level);
     let run = |task: Task<'_, P>| level.dispatch(Products { task, products });
-    stream.each(scratch_len(sizes::<P>(shape)), targets, sums, work, run);
+    stream.each(scratch_len(sizes::<P>(shape, products.parts())), targets, sums, work, run);
 }
 
-/// f32 of working memory for `shape` in the current thread pool.
-pub(super) fn work<P: Rounded>(shape: &Shape, tied: bool) -> usize {
-    work_of(shape, tied, scratch_len(sizes::<P>(shape)))
+/// f32 of working memory for `shape` in the current thread pool, with operands of so many parts.
+pub(super) fn work<P: Rounded>(shape: &Shape, tied: bool, parts: usize) -> usize {
+    work_of(shape, tied, scratch_len(sizes::<P>(shape, parts)))
 }
 
 type Tokens<'a> = Source<'a, fn(usize) -> f32>;
 
-fn sizes<P: Rounded>(shape: &Shape) -> [usize; 31] {
+fn sizes<P: Rounded>(shape: &Shape, parts: usize) -> [usize; 31] {
     let Shape { head_dim, value_dim, .. } = *shape;
     let (queries, keys, row) = (padded(shape.seq_q), shape.seq_kv.min(KEYS), head_dim.max(value_dim));
     let (panel, tile) = (PANEL.min(queries), deep(keys) * TILE_STRIDE);
@@ -57,24 +57,24 @@ fn sizes<P: Rounded>(shape: &Shape) -> [usize; 31] {
         queries,
         queries,
         // queries and output gradients: panels, and pairs of tokens; a panel of rows; dq
-        Tokens::panels_len(queries, head_dim),
-        Tokens::woven_len(queries, head_dim),
-        Tokens::panels_len(queries, value_dim),
-        Tokens::woven_len(queries, value_dim),
-        panel * pairs(row),
+        parts * Tokens::panels_len(queries, head_dim),
+        parts * Tokens::woven_len(queries, head_dim),
+        parts * Tokens::panels_len(queries, value_dim),
+        parts * Tokens::woven_len(queries, value_dim),
+        parts * panel * pairs(row),
         queries * deep(head_dim),
         // positions; rows of keys and values; pairs of keys, and their channels; dk, dv
         padded(keys),
-        Tokens::rows_len(keys, head_dim),
-        Tokens::rows_len(keys, value_dim),
-        Tokens::woven_len(keys, head_dim),
-        Tokens::woven_len(keys, head_dim),
+        parts * Tokens::rows_len(keys, head_dim),
+        parts * Tokens::rows_len(keys, value_dim),
+        parts * Tokens::woven_len(keys, head_dim),
+        parts * Tokens::woven_len(keys, head_dim),
         padded(keys) * deep(head_dim),
         padded(keys) * deep(value_dim),
         // logits then weights, gradients of the logits; either as rows of pairs of queries
         tile,
         tile,
-        padded(keys) * PANEL / 2,
+        parts * padded(keys) * PANEL / 2,
         // two rows; a panel of dq
         padded(row),
         padded(row),
@@ -105,7 +105,7 @@ impl<P: Rounded> WithSimd for Products<'_, P> {
         let head = &Head::of(call, slice);
         let (dim, value_dim) = (head.head_dim, head.value_dim);
         let (channels, value_channels) = (deep(dim), deep(value_dim));
-        let parts = cut(memory, sizes::<P>(&call.shape)).0;
+        let parts = cut(memory, sizes::<P>(&call.shape, products.parts())).0;
         let [at, limits, draws, shift, delta, q_panels, q_woven, g_panels, g_woven, rows, dq_sums, parts @ ..] = parts;
         let [key_at, k_rows, v_rows, k_woven, k_columns, dk_sums, dv_sums, parts @ ..] = parts;
         let [weights, slopes, rounded, row, other, turned, q_buffer, k_buffer, all, parts @ ..] = parts;
@@ -196,14 +196,15 @@ impl<P: Rounded> WithSimd for Products<'_, P> {
                         parameters: &mut *into.parameters,
                     },
                 };
-                let q_panel = (k, panel(q_panels, dim, first, width), pairs(dim));
-                let g_panel = (v, panel(g_panels, value_dim, first, width), pairs(value_dim));
+                let q_panel = (k, panel(&tiles, q_panels, dim, first, width), pairs(dim));
+                let g_panel = (v, panel(&tiles, g_panels, value_dim, first, width), pairs(value_dim));
                 pairing.pull_back_rounded(simd, &tiles, [q_panel, g_panel], pairs_of_tile);
 
                 // The scores of a tile, rounded, times what belongs to its queries.
                 let mut add_by_key = |scores: &[f32], of_queries: Right<'_>, sums: &mut [f32]| {
-                    tiles.round_tile((scores, TILE_STRIDE), [seen, width], (&mut *rounded, PANEL / 2));
-                    let (cols, left) = (of_queries.stride, Left { data: &*rounded, stride: PANEL / 2 });
+                    let rounded = (&mut *rounded, tiles.parts() * PANEL / 2);
+                    let left = tiles.round_tile((scores, TILE_STRIDE), [seen, width], rounded);
+                    let cols = of_queries.stride / tiles.parts();
                     let size = Size { rows: seen, cols, pairs: pairs(width) };
                     let sums = Output { data: sums, stride: cols, add: true };
                     tiles.multiply(simd, size, left, of_queries.from(first / 2), sums);

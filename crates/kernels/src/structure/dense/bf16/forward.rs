@@ -32,29 +32,31 @@ pub(super) fn run<P: Rounded>(
     work: &mut [f32],
 ) {
     let level = stream.call.level;
-    stream.each(memory::<P>(&stream.call.shape), out, stats, work, |block| level.dispatch(Task { block, products }));
+    stream.each(memory::<P>(&stream.call.shape, products.parts()), out, stats, work, |block| {
+        level.dispatch(Task { block, products })
+    });
 }
 
-/// f32 of working memory for `shape` in the current thread pool.
-pub(super) fn work<P: Rounded>(shape: &Shape) -> usize {
-    workers(shape.slices() * shape.seq_q.div_ceil(QUERIES)) * memory::<P>(shape)
+/// f32 of working memory for `shape` in the current thread pool, with operands of so many parts.
+pub(super) fn work<P: Rounded>(shape: &Shape, parts: usize) -> usize {
+    workers(shape.slices() * shape.seq_q.div_ceil(QUERIES)) * memory::<P>(shape, parts)
 }
 
 /// f32 of working memory per task.
-fn memory<P: Rounded>(shape: &Shape) -> usize {
-    scratch_len(sizes::<P>(shape.seq_q, shape.seq_kv, shape.head_dim, shape.value_dim))
+fn memory<P: Rounded>(shape: &Shape, parts: usize) -> usize {
+    scratch_len(sizes::<P>([shape.seq_q, shape.seq_kv], [shape.head_dim, shape.value_dim], parts))
 }
 
 type Tokens<'a> = Source<'a, fn(usize) -> f32>;
 
-fn sizes<P: Rounded>(seq_q: usize, seq_kv: usize, head_dim: usize, value_dim: usize) -> [usize; 21] {
+fn sizes<P: Rounded>([seq_q, seq_kv]: [usize; 2], [head_dim, value_dim]: [usize; 2], parts: usize) -> [usize; 21] {
     let (queries, keys, row) = (padded(seq_q.min(QUERIES)), seq_kv.min(KEYS), head_dim.max(value_dim));
     let panel = PANEL.min(queries);
     [
         // positions, queries, one panel of them as rows, sums, outputs
         queries,
-        Tokens::panels_len(queries, head_dim),
-        panel * pairs(head_dim),
+        parts * Tokens::panels_len(queries, head_dim),
+        parts * panel * pairs(head_dim),
         queries * deep(value_dim),
         queries * padded(value_dim),
         // peak, part, rescale, total (f64); limits, draws
@@ -66,9 +68,9 @@ fn sizes<P: Rounded>(seq_q: usize, seq_kv: usize, head_dim: usize, value_dim: us
         queries,
         // positions, keys, pairs of values, channels of values; scores; two rows
         padded(keys),
-        Tokens::rows_len(keys, head_dim),
-        Tokens::woven_len(keys, value_dim),
-        Tokens::woven_len(keys, value_dim),
+        parts * Tokens::rows_len(keys, head_dim),
+        parts * Tokens::woven_len(keys, value_dim),
+        parts * Tokens::woven_len(keys, value_dim),
         deep(keys) * TILE_STRIDE,
         padded(row),
         padded(row),
@@ -90,7 +92,8 @@ impl<P: Rounded> WithSimd for Task<'_, P> {
     #[inline(always)]
     fn with_simd<S: Simd>(self, simd: S) {
         let Self { block: Block { head, pairing, start, end, out, slice, stats, memory }, products } = self;
-        let parts = cut(memory, sizes::<P>(head.seq_q, head.seq_kv, head.head_dim, head.value_dim)).0;
+        let (seqs, dims) = ([head.seq_q, head.seq_kv], [head.head_dim, head.value_dim]);
+        let parts = cut(memory, sizes::<P>(seqs, dims, products.parts())).0;
         let [at, q_panels, q_rows, sums, outputs, peak, part, rescale, total, limits, draws, parts @ ..] = parts;
         let [key_at, k_rows, v_woven, v_columns, tile, row, other, q_buffer, k_buffer, all] = parts;
         let [q_panels, q_rows, k_rows] = [q_panels, q_rows, k_rows].map(pairs_of);
@@ -143,7 +146,7 @@ impl<P: Rounded> WithSimd for Task<'_, P> {
                 };
                 let mut tile = Tile { data: &mut *tile, stride: TILE_STRIDE, keys: seen, queries: columns.len() };
                 let visible = (!visible.complete()).then_some(visible);
-                let operands = (k_rows, panel(q_panels, dim, first, columns.len()), pairs(dim));
+                let operands = (k_rows, panel(&tiles, q_panels, dim, first, columns.len()), pairs(dim));
                 let of = PlacedPanel { head_dim: dim, columns: columns.clone(), tokens: [&placed_q, &k] };
                 pairing.weigh_rounded(simd, &tiles, operands, of, visible, &mut tile, &mut state);
                 if let Some(dropout) = dropout.filter(|dropout| dropout.dropped == Dropped::Weights) {

@@ -41,31 +41,32 @@ impl<'a, F: Fn(usize) -> f32> Source<'a, F> {
         buffer
     }
 
-    /// u32 of [`Source::rows`] for `count` tokens.
+    /// u32 of [`Source::rows`] for `count` tokens, of each part.
     pub const fn rows_len(count: usize, dim: usize) -> usize {
         count.next_multiple_of(16) * pairs(dim)
     }
 
     /// The tokens as rows of pairs of channels; `buffer` holds a row of f32.
     pub fn rows<'t>(&self, tiles: &Multiplier, buffer: &mut [f32], out: &'t mut [u32]) -> Left<'t> {
-        let stride = pairs(self.tensor.channels);
+        let second = pairs(self.tensor.channels);
+        let stride = tiles.parts() * second;
         for (n, out) in out.chunks_exact_mut(stride).enumerate().take(self.kept.len()) {
             tiles.round(self.row(n, buffer), out);
         }
-        Left { data: out, stride }
+        Left { data: out, stride, second }
     }
 
-    /// u32 of [`Source::woven`] for `count` tokens.
+    /// u32 of [`Source::woven`] for `count` tokens, of each part.
     pub const fn woven_len(count: usize, dim: usize) -> usize {
         pairs(count) * deep(dim)
     }
 
     /// Pairs of tokens, channels side by side; zeros for tokens up to a whole tile. Each of `buffers` holds a row of f32.
     pub fn woven<'t>(&self, tiles: &Multiplier, buffers: [&mut [f32]; 2], out: &'t mut [u32]) -> Right<'t> {
-        let (stride, count) = (deep(self.tensor.channels), self.kept.len());
-        let [even, odd] = buffers;
+        let (second, count) = (deep(self.tensor.channels), self.kept.len());
+        let ([even, odd], stride) = (buffers, tiles.parts() * second);
         if stride == 0 {
-            return Right { data: out, stride };
+            return Right { data: out, stride, second };
         }
         for (pair, out) in out.chunks_exact_mut(stride).enumerate().take(pairs(count)) {
             match (2 * pair, 2 * pair + 1) {
@@ -79,7 +80,7 @@ impl<'a, F: Fn(usize) -> f32> Source<'a, F> {
                 _ => out.fill(0),
             }
         }
-        Right { data: out, stride }
+        Right { data: out, stride, second }
     }
 
     /// [`Source::woven`], transposed: channels as rows of pairs of tokens. `woven` is scratch.
@@ -90,13 +91,13 @@ impl<'a, F: Fn(usize) -> f32> Source<'a, F> {
         woven: &mut [u32],
         out: &'t mut [u32],
     ) -> Left<'t> {
-        let (stride, channels) = (pairs(self.kept.len()), deep(self.tensor.channels));
+        let stride = pairs(self.kept.len());
         let woven = self.woven(tiles, buffers, woven);
-        tiles.transpose([stride, channels], (woven.data, woven.stride), (out, stride));
-        Left { data: out, stride }
+        tiles.transpose([stride, woven.stride], (woven.data, woven.stride), (out, stride));
+        Left { data: out, stride, second: woven.second * stride }
     }
 
-    /// u32 of [`Source::panels`] for `count` tokens.
+    /// u32 of [`Source::panels`] for `count` tokens, of each part.
     pub const fn panels_len(count: usize, dim: usize) -> usize {
         count.next_multiple_of(16) * pairs(dim)
     }
@@ -104,7 +105,7 @@ impl<'a, F: Fn(usize) -> f32> Source<'a, F> {
     /// The tokens as panels of [`PANEL`] columns, pairs of channels above each other; zeros beyond the last token. `rows` holds a
     /// panel.
     pub fn panels(&self, tiles: &Multiplier, buffer: &mut [f32], rows: &mut [u32], out: &mut [u32]) {
-        let depth = pairs(self.tensor.channels);
+        let depth = tiles.parts() * pairs(self.tensor.channels);
         for first in (0..self.kept.len()).step_by(PANEL) {
             let count = PANEL.min(self.kept.len() - first);
             let width = count.next_multiple_of(16);
@@ -120,6 +121,7 @@ impl<'a, F: Fn(usize) -> f32> Source<'a, F> {
 }
 
 /// The panel from token `first` on, `width` columns of it: of [`Source::panels`].
-pub(super) fn panel(panels: &[u32], dim: usize, first: usize, width: usize) -> Right<'_> {
-    Right { data: &panels[first * pairs(dim)..][..width * pairs(dim)], stride: width }
+pub(super) fn panel<'t>(tiles: &Multiplier, panels: &'t [u32], dim: usize, first: usize, width: usize) -> Right<'t> {
+    let depth = tiles.parts() * pairs(dim);
+    Right { data: &panels[first * depth..][..width * depth], stride: width, second: width * pairs(dim) }
 }

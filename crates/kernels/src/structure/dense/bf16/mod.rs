@@ -43,17 +43,17 @@ impl<P: Rounded, F: Fn(usize) -> P + Sync> full_backward::Stream<'_, F> {
 
 /// f32 of working memory of the forward stream for `shape` in the current thread pool.
 pub(super) fn forward_work<P: Rounded>(shape: &Shape, precision: Precision) -> usize {
-    match precision {
-        Precision::Full => full_forward::work::<P>(shape),
-        Precision::Bf16 => forward::work::<P>(shape),
+    match precision.parts() {
+        0 => full_forward::work::<P>(shape),
+        parts => forward::work::<P>(shape, parts),
     }
 }
 
 /// f32 of working memory of the backward stream.
 pub(super) fn backward_work<P: Rounded>(shape: &Shape, tied: bool, precision: Precision) -> usize {
-    match precision {
-        Precision::Full => full_backward::work::<P>(shape, tied),
-        Precision::Bf16 => backward::work::<P>(shape, tied),
+    match precision.parts() {
+        0 => full_backward::work::<P>(shape, tied),
+        parts => backward::work::<P>(shape, tied, parts),
     }
 }
 

@@ -110,7 +110,7 @@ impl<T: Normalisation> Rounded for Dot<'_, T> {
         for from in (0..tile.keys).step_by(tiles.band()) {
             let rows = from..(from + tiles.band()).min(tile.keys);
             let (stride, cols) = (tile.stride, tile.queries);
-            multiply(simd, tiles, operands, rows.clone(), (&mut *tile.data, stride));
+            multiply(simd, tiles, operands, (rows.clone(), false), (&mut *tile.data, stride));
             let mut entries = Entries { norm, tile: &mut *tile, part: state.part, visible };
             take_rows::<S, 4>(simd, rows, cols, &mut entries);
         }
@@ -131,8 +131,9 @@ impl<T: Normalisation> Rounded for Dot<'_, T> {
         let (rows, cols) = (visible.keys.len(), scores.1.stride);
         for from in (0..rows).step_by(tiles.band()) {
             let band = from..(from + tiles.band()).min(rows);
-            multiply(simd, tiles, scores, band.clone(), (&mut *pairs.weights, TILE_STRIDE));
-            multiply(simd, tiles, products, band.clone(), (&mut *pairs.slopes, TILE_STRIDE));
+            multiply(simd, tiles, scores, (band.clone(), false), (&mut *pairs.weights, TILE_STRIDE));
+            // `<dout, out>` is taken of these: both read the same.
+            multiply(simd, tiles, products, (band.clone(), true), (&mut *pairs.slopes, TILE_STRIDE));
             take_rows::<S, 2>(simd, band, cols, &mut pairs);
         }
     }
@@ -173,7 +174,7 @@ impl Rounded for Distances<'_> {
         state: &mut RowState<'_>,
     ) {
         let (keys, stride) = (tile.keys, tile.stride);
-        multiply(simd, tiles, operands, 0..keys, (&mut *tile.data, stride));
+        multiply(simd, tiles, operands, (0..keys, false), (&mut *tile.data, stride));
         self.weights(simd, self.panel(head_dim, columns, tokens), visible, tile, state);
     }
 
@@ -186,8 +187,8 @@ impl Rounded for Distances<'_> {
         mut pairs: PairTile<'_, '_>,
     ) {
         let keys = pairs.visible.keys.len();
-        multiply(simd, tiles, scores, 0..keys, (&mut *pairs.weights, TILE_STRIDE));
-        multiply(simd, tiles, products, 0..keys, (&mut *pairs.slopes, TILE_STRIDE));
+        multiply(simd, tiles, scores, (0..keys, false), (&mut *pairs.weights, TILE_STRIDE));
+        multiply(simd, tiles, products, (0..keys, true), (&mut *pairs.slopes, TILE_STRIDE));
         let panel = self.panel(pairs.head_dim, pairs.columns.clone(), [pairs.queries, pairs.keys]);
         self.slopes(simd, panel, &mut pairs);
     }
@@ -204,16 +205,16 @@ impl Rounded for Distances<'_> {
     }
 }
 
-/// Writes some rows of a product to those of a tile.
+/// Writes some rows of a product to those of a tile; `all` of it as [`Multiplier::multiply_parts`].
 #[inline(always)]
 fn multiply<S: Simd>(
     simd: S,
     tiles: &Multiplier,
     (left, right, pairs): Operands<'_>,
-    rows: Range<usize>,
+    (rows, all): (Range<usize>, bool),
     (tile, stride): (&mut [f32], usize),
 ) {
     let size = Size { rows: rows.len(), cols: right.stride, pairs };
     let into = Output { data: &mut tile[rows.start * stride..], stride, add: false };
-    tiles.multiply(simd, size, left.from(rows.start), right, into);
+    tiles.multiply_parts(simd, size, (left.from(rows.start), right), all, into);
 }
