@@ -66,7 +66,8 @@ pub struct Bench {
     /// One call of sequences that lie end to end, of so many tokens each
     #[arg(long, value_name = "LEN,LEN", value_delimiter = ',', conflicts_with_all = ["tokens", "batch"])]
     sequences: Vec<usize>,
-    /// Precision of our products: full (f32) or bf16; the table says what ran, and by which instructions
+    /// Precision of our products: full (f32), bf16 or bf16x3 (three of bf16 for each of f32); the table says what ran, and by which
+    /// instructions
     #[arg(long, value_name = "PRECISION", default_value = "full", value_parser = precision)]
     precision: Precision,
     /// Turns of every point; the median of their times counts

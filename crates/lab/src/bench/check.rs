@@ -83,6 +83,7 @@ pub(super) fn check(candidate: &Candidate, rivals: &Rivals, options: &BenchOptio
     let Candidate { name, mechanism } = candidate;
     let tol = match ours.plan().arithmetic.runs {
         Precision::Full => Tol::f32(mechanism),
+        Precision::Bf16x3 => Tol::SIXTEEN_BITS,
         _ => Tol::HALF,
     };
     let own = comparison.ours(name, &mut ours, (tol.forward, tol.backward));
@@ -119,6 +120,6 @@ fn prepared(
     if let Some(why) = beyond_memory("the comparison with the reference takes", needed) {
         return Err(format!("{why}; ask for fewer --heads or a smaller --head-dim"));
     }
-    let comparison = Comparison::new(mechanism, &mut ours, options.precision != Precision::Full);
+    let comparison = Comparison::new(mechanism, &mut ours, options.precision == Precision::Bf16);
     comparison.map(|comparison| (ours, comparison)).map_err(|why| why.to_string())
 }

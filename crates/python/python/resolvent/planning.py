@@ -32,7 +32,7 @@ class Plan:
     allocated_forward: int
     allocated_backward: int
     precision: str
-    """Of the products: ``full`` or ``bf16``."""
+    """Of the products: ``full``, ``bf16`` or ``bf16x3``."""
     instructions: str
     """The instructions that compute them."""
     caution: str | None

@@ -147,8 +147,8 @@ impl Extras {
     }
 
     /// The same extras with products of this precision, on Flex alone, in either pass. [`Precision::Bf16`] is for the mechanisms of
-    /// [`resolvent_kernels::Operator::with_precision`]; others stay in f32, as [`crate::plan`] says
-    /// (`kernel.arithmetic`). Default full.
+    /// [`resolvent_kernels::Operator::with_precision`], as [`Precision::Bf16x3`] is where the processor has tiles; others stay in f32,
+    /// as [`crate::plan`] says (`kernel.arithmetic`). Default full.
     pub fn with_precision(self, precision: Precision) -> Self {
         Self { precision, ..self }
     }

@@ -56,7 +56,7 @@ impl Rivals {
             Ok(None) => (None, Vec::new()),
             Err(why) => (None, vec![Check::refused("torch", why.to_string())]),
         };
-        let rounded = options.precision != Precision::Full;
+        let rounded = options.precision == Precision::Bf16;
         (Self { in_process: options.rivals, compiled: options.compiled, rounded, peer }, missing)
     }
 
