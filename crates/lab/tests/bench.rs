@@ -175,5 +175,9 @@ done
         assert!(report.points.iter().all(|point| point.dtype == Some(bench::TensorType::Float32)));
         let (report, said) = beside(Precision::Full, 1.015);
         assert_eq!(passed(&report)[1], ("fake full softmax", false), "{said}");
+        // Three products of bf16 stand for one of f32.
+        let (report, said) = beside(Precision::Bf16x3, 1.0);
+        assert_eq!(passed(&report), [("third", false), ("fake full softmax", true)], "{said}");
+        assert_eq!(report.points.len(), 2);
     }
 }

@@ -66,6 +66,23 @@ def test_errors_are_those_of_rounded_operands(mechanism):
         assert 1e-4 < error(got, right) <= OF_NAIVE * error(rough, right), name
 
 
+def test_three_products_keep_sixteen_bits_where_there_are_tiles():
+    q, k, v, dout = problem("softmax")
+    try:
+        plan = resolvent.plan(q.shape, precision="bf16x3")
+    except resolvent.UnsupportedError as refused:
+        assert "tiles" in str(refused) and refused.field == "precision"
+        return
+    assert (plan.precision, plan.instructions) == ("bf16x3", "amx-bf16")
+    out, state = resolvent.attend(q, k, v, precision="bf16x3", return_state=True)
+    gradients = resolvent.attend_backward(q, k, v, dout, precision="bf16x3", state=state)
+    true = solve("softmax", q, k, v, dout, exact)
+    for name, got, right in zip(("out", "dq", "dk", "dv"), (out, *gradients[:3]), true):
+        assert 1e-7 < error(got, right) < 1e-4, name
+    with pytest.raises(resolvent.UnsupportedError, match="cancel"):
+        resolvent.attend(q, k, v, "fna", precision="bf16x3")
+
+
 def test_what_has_no_such_products_is_refused():
     q, k, v, dout = problem("softmax")
     assert resolvent.plan(q.shape, precision="bf16").precision == "bf16"
