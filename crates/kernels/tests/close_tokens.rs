@@ -2,10 +2,15 @@
 
 mod support;
 
-use resolvent_kernels::{Error, Inputs, Mechanism, Operator, Scratch, Shape, Strategy, Tol};
+use rayon::ThreadPoolBuilder;
+use resolvent_kernels::{
+    Error, Inputs, Mechanism, Operator, Scratch, Shape, Strategy, Tol,
+    mechanism::{Composed, Score, Structure, Whitened},
+    score::{PairScore, Simd, Slopes, Term},
+};
 use support::{
     assert_close,
-    problem::{Problem, assert_solution},
+    problem::{Problem, Solution, assert_solution},
     random::{VARIANTS, problem},
 };
 
@@ -137,6 +142,134 @@ fn similarities_that_nearly_coincide_are_refused() {
             (Err(Error::Close { tensor, .. }), Some(name)) if tensor == name => {}
             (Ok(_), None) => {}
             (got, _) => panic!("{fields}, {near_q}, {near_k}, {size}: {got:?}"),
+        }
+    }
+}
+
+/// A whitened call through landmarks whose queries lie `apart` from each other.
+fn close_queries(score: &str, landmarks: [&str; 2], normalisation: &str, (tokens, apart): (usize, f64)) -> Problem {
+    let [kind, count] = landmarks;
+    let json = format!(
+        r#"{{"mechanism": "composed", "score": {{"kind": "{score}"}}, "normalisation": {{"kind": "whitened"{normalisation}}},
+            "structure": {{"kind": "nystrom", "landmarks": {{"kind": "{kind}", "count": {count}}}, "inverse": "cholesky"}}}}"#
+    );
+    let mut p = problem(Mechanism::from_json(&json).unwrap(), Shape::square(1, 2, tokens, DIM), 5);
+    let first = |n: usize| n / (tokens * DIM) * tokens * DIM + n % DIM;
+    p.q = (0..p.q.len()).map(|n| f64::from((p.q[first(n)] + apart * p.q[n]) as f32)).collect();
+    p
+}
+
+/// The largest difference of every gradient, over its largest entry.
+fn differences(got: &Solution, expected: &Solution) -> Vec<(&'static str, f64)> {
+    let largest = |x: &mut dyn Iterator<Item = f64>| x.fold(0.0, |most: f64, x| most.max(x.abs()));
+    let of = |(&name, expected): (&&'static str, &Vec<f64>)| {
+        let error = largest(&mut got[name].iter().zip(expected).map(|(x, y)| x - y));
+        (name, error / largest(&mut expected.iter().copied()))
+    };
+    expected.iter().filter(|(name, _)| name.starts_with('d')).map(of).collect()
+}
+
+/// What half a rounding of the queries, up for some and down for others, makes of a gradient that is one number.
+fn sensitivity(p: &Problem, expected: &Solution, name: &str) -> f64 {
+    let moved = (1..8).map(|draw| {
+        let mut p = p.clone();
+        for (n, x) in p.q.iter_mut().enumerate() {
+            let up = (n as f64 * 0.7 * f64::from(draw)).sin() > 0.0;
+            *x *= 1.0 + if up { 0.25 } else { -0.25 } * f64::from(f32::EPSILON);
+        }
+        differences(&p.reference(), expected).into_iter().find(|of| of.0 == name).unwrap().1
+    });
+    moved.fold(0.0, f64::max)
+}
+
+/// Where columns hardly vary over the queries, gradients of landmarks and of the score's parameters are sums in which nearly all of it
+/// cancels. They are as right as the others: as f32 holds what affinities of close queries differ by.
+#[test]
+fn close_queries_keep_gradients_of_landmarks_and_parameters() {
+    for score in ["cosine-exp", "gaussian", "laplacian", "levy"] {
+        for (n, apart) in [1e-2, 1e-3, 1e-4, 1e-5].into_iter().enumerate() {
+            // Nearer queries are refused.
+            if score == "laplacian" && apart < 1e-4 {
+                continue;
+            }
+            for normalisation in ["", r#", "whiten_eps": 1e-8"#, r#", "centering": "per-query""#] {
+                for landmarks in ["pool", "given"] {
+                    let mut p = close_queries(score, [landmarks, "12"], normalisation, (TOKENS, apart));
+                    if n % 2 == 1 {
+                        p.key_mask = Some((0..TOKENS).map(|token| token % 7 != 3).collect());
+                        p.query_mask = Some((0..TOKENS).map(|token| token % 5 != 0).collect());
+                    }
+                    let expected = p.reference();
+                    for (name, error) in differences(&p.fused(), &expected) {
+                        // Twenty roundings over the difference; more where a single number is small of itself.
+                        let mut bound = 1.2e-6 / apart;
+                        if expected[name].len() <= 2 && error > bound {
+                            bound = 80.0 * sensitivity(&p, &expected, name);
+                        }
+                        assert!(error < bound, "{score}, {landmarks}, {apart}{normalisation}: {name} {error}");
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// The same of several tiles and parts, and of more landmarks than a block of columns, whatever the threads.
+#[test]
+fn sums_over_close_queries_are_those_of_all_parts() {
+    for score in ["cosine-exp", "gaussian", "laplacian", "levy", "student"] {
+        for normalisation in ["", r#", "centering": "none""#] {
+            let p = close_queries(score, ["pool", "80"], normalisation, (600, 1e-3));
+            let solve = |threads| {
+                let pool = ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
+                pool.install(|| p.fused())
+            };
+            let (one, two, expected) = (solve(1), solve(2), p.reference());
+            let bits = |s: &Solution| Vec::from_iter(s.values().flatten().map(|x| x.to_bits()));
+            assert!(bits(&one) == bits(&two), "{score}{normalisation}");
+            for (name, error) in differences(&one, &expected) {
+                assert!(error < 2e-3, "{score}{normalisation}: {name} {error}");
+            }
+        }
+    }
+}
+
+/// `1 / (1 + square / 4)`, which is `student` of power 2.
+struct Quotient;
+
+impl PairScore for Quotient {
+    const TERM: Term = Term::SquaredDifference;
+    const LOG: bool = false;
+    const NON_NEGATIVE: bool = true;
+    const POSITIVE_DEFINITE: bool = true;
+
+    #[inline(always)]
+    fn value<S: Simd>(&self, simd: S, square: S::f32s) -> S::f32s {
+        let one = simd.splat_f32s(1.0);
+        simd.div_f32s(one, simd.mul_add_f32s(square, simd.splat_f32s(0.25), one))
+    }
+
+    #[inline(always)]
+    fn slopes<S: Simd>(&self, simd: S, square: S::f32s) -> Slopes<S::f32s> {
+        let g = self.value(simd, square);
+        let term = simd.mul_f32s(simd.mul_f32s(g, g), simd.splat_f32s(-0.25));
+        Slopes { term, parameters: [simd.splat_f32s(0.0); 2] }
+    }
+}
+
+/// A score whose values are affinities, not their logarithms.
+#[test]
+fn close_queries_keep_gradients_of_scores_from_outside() {
+    let student = r#"student", "alpha": 1, "intrinsic_dim": 1, "kappa": 2, "manifold": "euclidean"#;
+    for landmarks in ["pool", "given"] {
+        let p = close_queries(student, [landmarks, "12"], "", (TOKENS, 1e-3));
+        let Structure::Nystrom(structure) = p.mechanism.values().structure else { panic!("landmarks") };
+        let own = Composed::new(Score::custom("quotient", Quotient)).structure(structure);
+        let own = Problem { mechanism: own.normalisation(Whitened::default()).into(), ..p.clone() };
+        let (mut expected, got) = (p.reference(), own.fused());
+        expected.retain(|name, _| got.contains_key(name));
+        for (name, error) in differences(&got, &expected) {
+            assert!(error < 1.2e-3, "{landmarks}: {name} {error}");
         }
     }
 }

@@ -197,7 +197,7 @@ impl Sweep<'_> {
             add(level, size, left, Right { data: q, stride }, (columns, into.first_column), (&mut *into.dk, stride));
             return;
         }
-        let pairs = score::Pairs { tokens: &k, landmarks: q, dim: stride, e: slopes, stride: STRIDE };
+        let pairs = score::Pairs { tokens: &k, landmarks: q, dim: stride, e: slopes, stride: STRIDE, pivots: None };
         of_keys.resize(keys * stride);
         of_queries.resize(dq.len());
         of_queries.fill(0.0);

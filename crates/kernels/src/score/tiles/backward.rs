@@ -205,7 +205,7 @@ fn chain_rule<S: Simd, T: PairScore>(
 }
 
 /// Widest row of a tile that has typical terms.
-const WIDEST: usize = 64;
+pub(crate) const WIDEST: usize = 64;
 
 /// What derivatives in the parameters are taken from, of typical terms.
 #[inline(always)]

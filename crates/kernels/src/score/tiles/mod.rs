@@ -8,6 +8,7 @@ use std::f32::consts::LOG2_E;
 
 use pulp::Simd;
 
+pub(crate) use backward::WIDEST;
 use backward::{Differentiated, Gradients};
 use forward::{Affinities, Scored};
 use row::RowValues;

@@ -12,6 +12,7 @@ use super::{
     operator::{Core, Loaded, Side, TileBuffers},
     parameters,
     pass::{self, Part, TOKENS, of_tokens, rows_of, share, splits},
+    pivot::Pivot,
     prepare::place_all,
     row_sums::ROW,
     variance::Variances,
@@ -42,12 +43,15 @@ buffers! {
         du: s.landmarks * s.dp,
         parameters: crate::score::contract::MOST_PARAMETERS,
         norm: if s.activated { 2 * s.rp } else { 0 },
+        /// See [`Pivot`].
+        pivot: Sizes::only(s.has_query_mean(), Pivot::scratch_len(s)),
     }
 
-    /// A part's sums over queries: `dT`, and the output gradients.
+    /// A part's sums over queries: `dT`, and the output gradients. How far they are from the first, by channel.
     OfQueries(s) {
         dt: s.landmarks * s.vp,
         g_sum: s.vp,
+        reach: Sizes::only(s.has_query_mean(), s.dp),
     }
 }
 
@@ -134,6 +138,7 @@ impl Core<'_> {
             let (sums, _) = OfQueries::cut(sizes, sums);
             sums.dt.fill(0.0);
             sums.g_sum.fill(0.0);
+            sums.reach.fill(0.0);
             if !self.has_rows(part.slice) {
                 return factors.fill(0.0);
             }
@@ -143,6 +148,9 @@ impl Core<'_> {
                 for range in part.tiles() {
                     let loaded = self.load(head, Side::Query, range, false, TileBuffers::cut(sizes, memory).0);
                     self.centre_queries(saved, loaded.c, loaded.stride);
+                    if sizes.has_query_mean() {
+                        self.add_reach(&loaded, part.slice, sums.reach);
+                    }
                     if sizes.by_row {
                         self.row_gradients(&loaded, &part, saved, [dout, y], factors);
                         self.floor_of_sums(&loaded, &part, saved, factors, sums.dt);

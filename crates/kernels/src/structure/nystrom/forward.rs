@@ -266,8 +266,14 @@ impl Core<'_> {
     /// Takes the mean off the rows of `Cq`, where keys are centred.
     pub fn centre_queries(&self, saved: &Saved<&[f32]>, c: &mut [f32], stride: usize) {
         if self.sizes.per_key {
-            zip(self.call.level, c, &saved.query_mean[..stride], Zip::Subtract);
+            self.less_query_mean(saved, c, stride);
         }
+    }
+
+    /// Takes the mean off the rows of `Cq`. Close queries differ by less than a few roundings of it.
+    pub fn less_query_mean(&self, saved: &Saved<&[f32]>, c: &mut [f32], stride: usize) {
+        zip(self.call.level, c, &saved.query_mean[..stride], Zip::Subtract);
+        zip(self.call.level, c, &saved.query_mean_low[..stride], Zip::Subtract);
     }
 }
 

@@ -7,6 +7,7 @@ use super::{
     operator::{Core, Head, Loaded, Side, TileBuffers},
     pairs::{factors, pull_back},
     pass::{Part, TOKENS, of_tokens, rows_of, share},
+    pivot::{Pivot, Room},
     row_sums::ROW,
     tile::{Zip, scatter, zip},
     variance::Variances,
@@ -24,6 +25,9 @@ buffers! {
         du: s.landmarks * s.dp,
         parameters: MOST_PARAMETERS,
         gamma: Sizes::only(s.whitens, WIDE * s.landmarks * s.landmarks),
+        /// Parts of `E` and `F` of [`super::pivot`].
+        e: Sizes::only(s.has_query_mean(), s.mp),
+        f: Sizes::only(s.has_query_mean(), s.mp),
     }
 
     /// What a tile of gradients takes.
@@ -31,8 +35,9 @@ buffers! {
         /// Gradients of the affinities, and of the tokens.
         dc: TOKENS * s.mp,
         dx: TOKENS * s.dp,
-        /// Affinities without their mean.
-        a: Sizes::only(s.whitens, TOKENS * s.mp),
+        /// Affinities without their mean; what [`super::pivot`] takes beside.
+        a: Sizes::only(s.has_query_mean(), TOKENS * s.mp),
+        images: Sizes::only(s.has_query_mean(), TOKENS * s.dp),
         /// Rows of values, of their gradients, and of output gradients.
         values: TOKENS * s.vp,
         dvalues: TOKENS * s.vp,
@@ -84,10 +89,17 @@ impl Tokens<'_> {
         });
     }
 
-    fn part(&self, of: &Of<'_>, side: Side, sums: OfTokens<&mut [f32]>, [dx, dv]: [&mut [f32]; 2], memory: &mut [f32]) {
+    fn part(
+        &self,
+        of: &Of<'_>,
+        side: Side,
+        mut sums: OfTokens<&mut [f32]>,
+        [dx, dv]: [&mut [f32]; 2],
+        memory: &mut [f32],
+    ) {
         let (core, sizes) = (self.core, &self.core.sizes);
-        sums.du.fill(0.0);
-        sums.gamma.fill(0.0);
+        [&mut *sums.du, &mut *sums.gamma, &mut *sums.e, &mut *sums.f].into_iter().for_each(|x| x.fill(0.0));
+        let pivot = self.pivot(of);
         let mut parameters = [0.0; MOST_PARAMETERS];
         let (mut buffers, memory) = SideBuffers::cut(sizes, memory);
         let (mut variances, memory) = Variances::cut(sizes, memory);
@@ -108,7 +120,13 @@ impl Tokens<'_> {
             if self.query {
                 self.queries(of, &loaded, &mut buffers);
             }
-            core.differentiate(of.head, &loaded, buffers.dc, (&mut *sums.du, &mut *buffers.dx), &mut parameters);
+            if let Some(pivot) = &pivot {
+                let room = Room { dc: &mut *buffers.dc, other: &mut *buffers.a, images: &mut *buffers.images };
+                let of = (of.head, &loaded, pivot);
+                core.differentiate_from(of, room, &mut sums, buffers.dx, &mut parameters);
+            } else {
+                core.differentiate(of.head, &loaded, buffers.dc, (&mut *sums.du, &mut *buffers.dx), &mut parameters);
+            }
             let rows = of.part.within(&range, sizes.shape.head_dim);
             core.write_tokens(of.head, side, &loaded, buffers.dx, range.start, &mut dx[rows]);
         }
@@ -179,12 +197,19 @@ impl Tokens<'_> {
         if sizes.whitens {
             let centred = &mut a[..count * stride];
             centred.copy_from_slice(&loaded.c[..count * stride]);
-            zip(level, centred, &of.saved.query_mean[..stride], Zip::Subtract);
+            core.less_query_mean(of.saved, centred, stride);
             let size = Size { rows: count, cols: stride, depth: loaded.landmarks };
             let left = Left { data: &*centred, row_stride: stride, depth_stride: 1 };
             let right = Right { data: of.kept.spread, stride: sizes.mp };
             multiply_add(level, size, left, right, Add { data: dc, stride });
         }
+    }
+
+    /// The pivot of close queries. What flows back to tokens that are keys too adds up to nothing known.
+    fn pivot<'h>(&self, of: &Of<'h>) -> Option<Pivot<&'h [f32]>> {
+        let sizes = &self.core.sizes;
+        let pivot = (!self.key && sizes.has_query_mean()).then(|| Pivot::of(sizes, of.kept.pivot));
+        pivot.filter(|pivot| pivot.used[0] > 0.0)
     }
 
     /// What belongs to the rows of a part of the queries.

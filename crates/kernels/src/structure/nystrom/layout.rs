@@ -119,6 +119,11 @@ impl Sizes {
         !(self.whitens || self.by_row)
     }
 
+    /// Whether the mean of the queries' affinities is taken.
+    pub fn has_query_mean(&self) -> bool {
+        self.whitens || self.per_key
+    }
+
     /// Channels of the values with what is appended to them.
     pub fn channels(&self) -> usize {
         self.shape.value_dim + usize::from(self.by_row)
@@ -166,8 +171,9 @@ buffers! {
         covariance_low: Sizes::only(s.whitens, s.landmarks * s.mp),
         form: Sizes::only(s.whitens, s.landmarks * s.mp),
         form_low: Sizes::only(s.whitens, s.landmarks * s.mp),
-        /// The means of the rows of `Cq` and of `Ck`.
+        /// The means of the rows of `Cq`, with what f32 leaves off it, and of `Ck`.
         query_mean: s.mp,
+        query_mean_low: Sizes::only(s.has_query_mean(), s.mp),
         key_mean: s.mp,
         /// The sums of the columns of `Ck`, where they are degrees.
         degrees: Sizes::only(s.token_degrees, s.mp),

@@ -8,6 +8,7 @@ use super::{
     operator::{Core, Head, Side},
     pairs::{factors, pull_back},
     pass::{share, splits},
+    pivot::Pivot,
     source::LandmarkSource,
     tile::transpose,
     variance::Matrices,
@@ -80,6 +81,12 @@ pub(super) fn close_queries(core: &Core<'_>, heads: Heads<'_>, partial: &[f32], 
         core.inverse_gradient(order, &saved, [buffers.dt, kept.db, kept.t_across], [kept.da, kept.da_low], work);
         core.degree_gradient(order, &saved, [buffers.dt, kept.db], kept.degrees);
         transpose(&kept.db[..values], sizes.vp, sizes.channels(), kept.db_across, sizes.mp);
+        if sizes.has_query_mean() {
+            let parts = || partial.chunks_exact(len).map(|part| OfQueries::of(sizes, part).reach);
+            let reach = parts().flatten().fold(0.0, |most: f32, &x| most.max(x));
+            let pivot = Pivot::cut(sizes, kept.pivot).0;
+            core.with(heads, slice, |head, saved| core.write_pivot(head, saved, (reach, kept.g_sum), pivot));
+        }
     });
 }
 
@@ -233,6 +240,10 @@ pub(super) fn close(
                 let sums = OfTokens::of(sizes, part);
                 kept.du.iter_mut().zip(sums.du).for_each(|(du, x)| *du += of_landmarks * x);
                 kept.parameters.iter_mut().zip(sums.parameters).for_each(|(sum, x)| *sum += x);
+            }
+            if sizes.has_query_mean() && !sums.is_empty() {
+                let pivot = Pivot::cut(sizes, kept.pivot).0;
+                core.close_pivot(head, pivot, sums, (&mut *kept.du, &mut *kept.parameters));
             }
             core.share_gradient(saved, head.count, kept.du);
             let ([row], work) = cut(memory, [sizes.dp]);

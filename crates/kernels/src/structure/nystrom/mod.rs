@@ -21,6 +21,7 @@ mod operator;
 mod pairs;
 mod parameters;
 pub(crate) mod pass;
+mod pivot;
 mod plan;
 mod prepare;
 mod row_sums;

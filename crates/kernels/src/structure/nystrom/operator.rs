@@ -222,6 +222,14 @@ impl<'a> Core<'a> {
         self.keep(side, slice).map_or(self.seq(side), |keep| keep.iter().filter(|&&keep| keep).count())
     }
 
+    /// The image of the first kept query.
+    pub fn first_query(&self, slice: usize) -> Option<&'a [f32]> {
+        let (seq, dim) = (self.seq(Side::Query), self.sizes.token_stride());
+        let images: &'a Images<'a> = self.images;
+        let first = self.keep(Side::Query, slice).map_or(Some(0), |keep| keep.iter().position(|&keep| keep))?;
+        images.q.get((slice * seq + first) * dim..)?.get(..dim)
+    }
+
     /// Whether queries and keys are the same tokens, so that one pass may serve both.
     pub fn is_shared(&self) -> bool {
         let one_mask = self.preset.one_mask || self.call.mask.key == self.call.mask.query;

@@ -19,7 +19,7 @@ pub(crate) fn plan((m, structure): (&Composed, &Nystrom), preset: Preset, shape:
     let [slices, queries, keys, landmarks] =
         [shape.slices(), shape.seq_q, shape.seq_kv, sizes.landmarks].map(|n| n as u64);
     let [d, dv] = [shape.head_dim, shape.value_dim].map(|n| n as u64);
-    let moments = u64::from(sizes.whitens || sizes.per_key);
+    let moments = u64::from(sizes.has_query_mean());
     let whitens = u64::from(sizes.whitens);
     // Every pass takes the terms anew, at three operations per channel; where queries are keys one may serve both.
     let shared = m.tied && sizes.may_share();

@@ -122,7 +122,7 @@ impl<'a> Covariance<'a> {
 
 /// f32 that all slices' sums take.
 pub(super) fn sums_len(s: &Sizes) -> usize {
-    if s.whitens || s.per_key {
+    if s.has_query_mean() {
         s.shape.slices() * splits(s.shape.slices(), s.shape.seq_q) * Sums::scratch_len(s)
     } else {
         0
@@ -133,7 +133,7 @@ impl Core<'_> {
     /// The mean of the rows of `Cq`, their covariance `S`, and `P`, where they are needed.
     pub(super) fn moments(&self, landmarks: &[f32], saved: &mut [f32], partial: &mut [f32], work: &mut [f32]) {
         let (sizes, slices, seq) = (&self.sizes, self.call.shape.slices(), self.call.shape.seq_q);
-        if !(sizes.whitens || sizes.per_key) {
+        if !sizes.has_query_mean() {
             return;
         }
         let len = Sums::scratch_len(sizes);
@@ -156,7 +156,11 @@ impl Core<'_> {
             let (first, others) = sums.split_at_mut(len);
             let mut sum = Covariance::new(sizes, first, order.n);
             others.chunks_exact_mut(len).for_each(|other| sum.merge(&Covariance::new(sizes, other, order.n)));
-            saved.query_mean.iter_mut().zip(&*sum.mean).for_each(|(to, &mean)| *to = mean as f32);
+            let to = saved.query_mean.iter_mut().zip(&mut *saved.query_mean_low);
+            to.zip(&*sum.mean).for_each(|((high, low), &mean)| {
+                *high = mean as f32;
+                *low = (mean - f64::from(*high)) as f32;
+            });
             if sizes.whitens {
                 let queries = self.kept(Side::Query, slice).max(1) as f64;
                 sum.cross.iter_mut().for_each(|x| *x /= queries);
