@@ -163,8 +163,7 @@ fn both<const SECOND: bool>(low: __m512, high: __m512) -> __m512i {
         return first;
     }
     let widened = |half| _mm512_castsi512_ps(_mm512_slli_epi32::<16>(_mm512_cvtepu16_epi32(half)));
-    let [of_low, of_high] =
-        [_mm512_castsi512_si256(first), _mm512_extracti64x4_epi64::<1>(first)].map(|half| widened(half));
+    let [of_low, of_high] = [_mm512_castsi512_si256(first), _mm512_extracti64x4_epi64::<1>(first)].map(widened);
     rounded(_mm512_sub_ps(low, of_low), _mm512_sub_ps(high, of_high))
 }
 
