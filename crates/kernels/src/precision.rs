@@ -15,7 +15,7 @@ pub enum Precision {
     Bf16,
     /// Three products of bf16 for each of f32, with sums in f32: what [`Precision::Bf16`] rounds is split into its rounded value and what
     /// that leaves, rounded, so that 16 bits are kept, and the product of the second parts, of 2^-18, is left out. Relative errors are
-    /// some 2^-16 of a product's terms. It runs where the processor has tiles (AMX), which make it faster than f32.
+    /// some 2^-16 of a product's terms. It runs where the processor has tiles (AMX), which can make it faster than f32.
     #[serde(rename = "bf16x3")]
     Bf16x3,
 }

@@ -78,7 +78,7 @@ def test_three_products_keep_sixteen_bits_where_there_are_tiles():
     gradients = resolvent.attend_backward(q, k, v, dout, precision="bf16x3", state=state)
     true = solve("softmax", q, k, v, dout, exact)
     for name, got, right in zip(("out", "dq", "dk", "dv"), (out, *gradients[:3]), true):
-        assert 1e-7 < error(got, right) < 1e-4, name
+        assert 1e-7 < error(got, right) < 2e-5, name
     with pytest.raises(resolvent.UnsupportedError, match="cancel"):
         resolvent.attend(q, k, v, "fna", precision="bf16x3")
 

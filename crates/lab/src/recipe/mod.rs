@@ -176,6 +176,7 @@ impl Recipe {
                 "`f32` with a model of one's own, which multiplies as its program says",
             ),
             check("precision", format_args!("bf16"), !rounded || !model.is_ternary(), "`f32` with `model.ternary`"),
+            check("precision", self.precision.name(), self.precision != Precision::Bf16x3, "`f32` or `bf16`"),
             check("text.vocabulary", t.vocabulary, (1..=1_000_000).contains(&t.vocabulary), "1 to 1000000"),
             check(
                 "text.vocabulary",
@@ -311,6 +312,13 @@ mod tests {
                 assert!(message.contains(part), "`{text}` gives `{message}`, which lacks `{part}`");
             }
         }
+    }
+
+    /// A run would be stored as one in f32.
+    #[test]
+    fn three_products_of_bf16_are_for_no_recipe() {
+        let message = Recipe { precision: Precision::Bf16x3, ..Recipe::default() }.validate().unwrap_err().to_string();
+        assert!(message.contains("precision") && message.contains("is bf16x3,"), "{message}");
     }
 
     #[test]

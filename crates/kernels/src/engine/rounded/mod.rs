@@ -250,13 +250,12 @@ impl Rounding {
         into: (&mut [f32], usize),
     ) {
         let (tiles, depth) = (self.products.enter(), pairs(size[1]));
-        let (parts, second) = (tiles.parts(), depth);
-        let left_stride = parts * depth;
-        let rounded = pairs_of(rounded, size[0].next_multiple_of(ROWS) * left_stride);
+        let parts = tiles.parts();
+        let rounded = pairs_of(rounded, parts * size[0].next_multiple_of(ROWS) * depth);
         level.dispatch(|| {
-            tiles.round_tile((scores, STRIDE), size, (&mut *rounded, left_stride));
+            tiles.round_tile((scores, STRIDE), size, (&mut *rounded, parts * depth));
         });
-        let left = Left { data: rounded, stride: left_stride, second };
+        let left = Left { data: rounded, stride: parts * depth, second: depth };
         let right = Right { data: bytemuck::cast_slice(&woven[..]), stride: parts * stride, second: stride };
         let size = Size { rows: size[0], cols: stride, pairs: depth };
         write(level, &tiles, size, (left, right), (into.0, into.1, true), product);

@@ -239,7 +239,7 @@ impl Multiplier {
         }
         let seconds = (left.second_part(), right.second_part());
         // The smallest first.
-        let terms = [seconds, (seconds.0, right), (left, seconds.1), (left, right)];
+        let terms: [_; TERMS] = [seconds, (seconds.0, right), (left, seconds.1), (left, right)];
         self.add_up(simd, size, &terms[usize::from(!all)..], into);
     }
 

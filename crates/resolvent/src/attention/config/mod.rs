@@ -59,7 +59,8 @@ pub struct MultiHeadAttentionConfig {
     pub pool_first: bool,
     /// Of the products of projections and operator, and of the MLP in a block around the module. In bf16 their operands are rounded and
     /// their sums f32, forward and backward, while weights, gradients and everything else stay f32: training in mixed precision. Operators
-    /// of [`resolvent_kernels::Operator::with_precision`] are computed so, others in f32 between projections in bf16. On Flex, without ternary weights and with a
+    /// of [`resolvent_kernels::Operator::with_precision`] are computed so, others in f32 between projections in bf16.
+    /// [`Precision::Bf16x3`] is of the operator alone: projections and MLP are f32. On Flex, without ternary weights and with a
     /// strategy of auto or fused. Default full: f32.
     #[serde(default)]
     pub precision: Precision,
