@@ -176,7 +176,7 @@ impl Recipe {
                 "`f32` with a model of one's own, which multiplies as its program says",
             ),
             check("precision", format_args!("bf16"), !rounded || !model.is_ternary(), "`f32` with `model.ternary`"),
-            check("precision", self.precision.name(), self.precision != Precision::Bf16x3, "`f32` or `bf16`"),
+            check("precision", format_args!("bf16x3"), self.precision != Precision::Bf16x3, "`f32` or `bf16`"),
             check("text.vocabulary", t.vocabulary, (1..=1_000_000).contains(&t.vocabulary), "1 to 1000000"),
             check(
                 "text.vocabulary",
