@@ -174,3 +174,64 @@ fn heads_of_a_language_model_are_fitted() {
     with("fna").success();
     assert!(with("soft").failure(1).contains("soft"));
 }
+
+/// A model goes on with what was found for its heads, in a recipe of its own: resumed, judged and asked as any other.
+#[test]
+fn a_fit_is_trained_with() {
+    let dense = "mechanism = {mechanism = 'ssa', estimator = 'centroid'}";
+    let recipe = RECIPE.replace(dense, "mechanism = 'softmax'").replace("layers = ['own', 'softmax']", "");
+    let sandbox = Sandbox::of_letters(&recipe);
+    sandbox.write("near.json", r#"{"mechanism": "local", "window": 2}"#);
+    train(&sandbox);
+    let command = ["analyze", "--checkpoint", "run", "--sequences", "2", "--cost", "operations", "--quiet"];
+    sandbox.run(&[&command[..], &["--fit", "0", "--mechanisms", "near.json", "--out", "near"]].concat()).success();
+
+    let on = |attention: &str, out: &str, steps: &str| {
+        let from = ["train", "--from", "run", "--attention", attention, "--out", out, "--json", "--seed", "3"];
+        sandbox.run(&[&from[..], &["--max-steps", steps]].concat())
+    };
+    let loss = |outcome: &Outcome| outcome.json()["test"]["prediction"]["perplexity"].as_f64().unwrap();
+    let fitted = on("near/fit.json", "fitted", "4").success();
+    // Every head has the mechanism of the file, so that it is the run in which all layers have it.
+    let everywhere = loss(&on("near.json", "everywhere", "4").success());
+    assert!((loss(&fitted) - everywhere).abs() < 1e-3 * everywhere, "{} {everywhere}", loss(&fitted));
+    assert!((loss(&on("softmax", "softmax", "4").success()) - everywhere).abs() > 1e-3 * everywhere);
+
+    // The run holds the fit: the file may go.
+    std::fs::remove_dir_all(sandbox.path("near")).unwrap();
+    let written = std::fs::read_to_string(sandbox.path("fitted/recipe.toml")).unwrap();
+    assert!(written.contains("[fit]") && written.contains("[[fit.layers"), "{written}");
+    let judged = |args: &[&str]| sandbox.run(&[&["eval", "--checkpoint", "fitted"], args].concat()).success();
+    assert_eq!(judged(&["--json"]).json()["evaluation"]["prediction"], fitted.json()["test"]["prediction"]);
+    assert!(judged(&[]).stdout.contains("fit, step"));
+    let exchange = judged(&["--attention", "near.json", "--json"]).json()["exchange"].take();
+    let of = |which: &str| exchange[which]["prediction"]["perplexity"].as_f64().unwrap();
+    assert!((of("own") - of("other")).abs() < 1e-4 * of("own") && exchange["trained"]["fit"] == 1, "{exchange}");
+    let page = std::fs::read_to_string(sandbox.path("fitted/report.html")).unwrap();
+    assert!(page.contains("as they were fitted: local "));
+    let said = |attention: &[&str]| {
+        let ask = ["generate", "--checkpoint", "fitted", "--greedy", "--tokens", "9", "--prompt", "abcdefg"];
+        sandbox.run(&[&ask[..], attention].concat()).success().stdout
+    };
+    assert_eq!(said(&[]), said(&["--attention", "near.json"]));
+
+    // Stopped and continued is the same run, in a recipe that holds the tables.
+    sandbox.write("again.toml", &written);
+    let again = |more: &[&str]| {
+        let run = ["train", "--config", "again.toml", "--from", "run", "--out", "again", "--json", "--seed", "3"];
+        sandbox.run(&[&run[..], more].concat()).success()
+    };
+    assert_eq!(loss(&again(&[])), loss(&fitted));
+
+    for (args, expected) in [
+        (&["explain", "--checkpoint", "fitted", "--out", "x"][..], "not looked into"),
+        (&["compare", "--config", "again.toml", "--out", "y"], "what a comparison exchanges"),
+        (&["train", "--config", "again.toml", "--set", "mechanism=infsa", "--out", "z"], "stands for softmax"),
+        (&["train", "--set", "fit=none.json", "--out", "z"], "none.json"),
+        (&["train", "--config", "again.toml", "--set", "model.heads=1", "--out", "z"], "`fit` has a layer `blocks.0`"),
+    ] {
+        let told = sandbox.run(args).failure(1);
+        assert!(told.contains(expected), "{args:?}: {told}");
+    }
+    assert!(!sandbox.path("z").exists());
+}

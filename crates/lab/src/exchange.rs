@@ -6,7 +6,6 @@ use burn::{
     module::{Module, ModuleDisplay},
     tensor::Device,
 };
-use resolvent::attention::MultiHeadAttention;
 use resolvent_kernels::Mechanism;
 use serde::Serialize;
 
@@ -16,70 +15,73 @@ use crate::{
     data::{Data, PairDataset},
     evaluation::{Evaluation, Tally, answer},
     fit::FitFile,
+    recipe::fit::FIT,
     train::{self, Part, Task, TaskData, device_of},
 };
 
-/// What is put in the place of a model's attention.
+/// What a model attends with.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 #[serde(untagged)]
-pub enum Replacement {
+pub enum ModelAttention {
     /// One mechanism in every layer.
     Mechanism(Mechanism),
-    /// Mechanisms of layers and heads, in a model that was trained with softmax.
+    /// Mechanisms of layers and heads, in a model that is trained with softmax.
     Fit(FitFile),
 }
 
-impl Replacement {
+impl ModelAttention {
+    /// That of the models of `recipe`.
+    pub fn of(recipe: &Recipe) -> Self {
+        recipe.fit.clone().map_or_else(|| Self::Mechanism(recipe.mechanism.clone()), Self::Fit)
+    }
+
     /// The mechanism's id, or `fit`.
     pub const fn name(&self) -> &'static str {
         match self {
             Self::Mechanism(mechanism) => mechanism.id(),
-            Self::Fit(_) => "fit",
+            Self::Fit(_) => FIT,
         }
     }
 
-    /// `recipe` with it, where it is a mechanism; `settled` says what is left open for the data. A run's own mechanism is as it was trained,
-    /// also where the run began without a length scale.
-    pub(crate) fn recipe(&self, recipe: &Recipe, settled: impl Fn(&Recipe) -> Recipe) -> Recipe {
+    /// `recipe` with it in place of its own.
+    pub fn in_recipe(&self, recipe: Recipe) -> Recipe {
         match self {
-            Self::Mechanism(other) if *other != recipe.mechanism => {
-                let mechanism = settled(&Recipe { mechanism: other.clone(), ..recipe.clone() }).mechanism;
-                Recipe { mechanism, ..recipe.clone() }
-            }
-            _ => recipe.clone(),
+            Self::Mechanism(mechanism) => Recipe { mechanism: mechanism.clone(), fit: None, ..recipe },
+            Self::Fit(fit) => Recipe { fit: Some(fit.clone()), ..recipe },
         }
     }
 
-    /// Why a model with the weights of `checkpoint` takes it not.
-    pub(crate) fn refused(&self, checkpoint: &Checkpoint, problem: String) -> Error {
-        let (path, trained) = (checkpoint.path.clone(), checkpoint.state.recipe.mechanism.id());
-        Error::Exchange { path, trained, exchanged: self.name(), problem }
+    /// The recipe of a model that was trained by `recipe`, with it; `settled` says what is left open for the data. A run's own mechanism is as
+    /// it was trained, also where the run began without a length scale.
+    pub(crate) fn exchanged(&self, recipe: &Recipe, settled: impl Fn(&Recipe) -> Recipe) -> Recipe {
+        let other = self.in_recipe(recipe.clone());
+        if other.mechanism == recipe.mechanism {
+            return other;
+        }
+        Recipe { mechanism: settled(&other).mechanism, ..other }
     }
 
-    /// The weights of `checkpoint` in `model`, of [`Replacement::recipe`], whose layers are its `attentions`.
-    pub(crate) fn onto<M: Module + ModuleDisplay>(
-        &self,
-        checkpoint: &Checkpoint,
-        model: M,
-        attentions: impl FnOnce(&mut M) -> Vec<(String, &mut MultiHeadAttention)>,
-    ) -> Result<M> {
-        let refuse = |problem| self.refused(checkpoint, problem);
-        let mut model =
-            checkpoint.load_weights(model).map_err(|error| refuse(format!("their weights differ: {error}")))?;
-        if let Self::Fit(fit) = self {
-            fit.apply(&checkpoint.state.recipe, attentions(&mut model)).map_err(refuse)?;
-        }
-        Ok(model)
+    /// The weights of `checkpoint` in `model`, which was built by [`ModelAttention::exchanged`].
+    pub(crate) fn onto<M: Module + ModuleDisplay>(&self, checkpoint: &Checkpoint, model: Result<M>) -> Result<M> {
+        let refused = |problem| {
+            let (path, trained) = (checkpoint.path.clone(), checkpoint.state.recipe.attention_name());
+            Error::Exchange { path, trained, exchanged: self.name(), problem }
+        };
+        let model = model.map_err(|error| match error {
+            Error::Recipe { field, problem, .. } if field == FIT => refused(problem),
+            other => other,
+        })?;
+        checkpoint.load_weights(model).map_err(|error| refused(format!("their weights differ: {error}")))
     }
 }
 
 /// What a model does with its own attention, and with another on the same weights.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Exchange {
-    /// The mechanism that it was trained with.
-    pub trained: Mechanism,
+    /// What it was trained with.
+    pub trained: ModelAttention,
     /// What was put in its place.
-    pub exchanged: Replacement,
+    pub exchanged: ModelAttention,
     /// On the test examples, with its own.
     pub own: Evaluation,
     /// On the same, with the other.
@@ -106,7 +108,7 @@ pub struct Answers {
 /// # Errors
 /// As [`crate::eval::run`]; [`Error::Unfit`] for translators; [`Error::Exchange`] where the weights are not those of a model with `other`, or the
 /// layers and heads of a fit not those of the model.
-pub fn run(path: &Path, data: &Data, other: &Replacement, device: &Device) -> Result<(Checkpoint, Exchange)> {
+pub fn run(path: &Path, data: &Data, other: &ModelAttention, device: &Device) -> Result<(Checkpoint, Exchange)> {
     match data {
         Data::Pictures(pictures) => classifiers(path, &**pictures, other, device, |task, model| {
             task.judge(Part::Test, &device_of(model), |pictures| model.try_forward(pictures))
@@ -133,15 +135,20 @@ pub fn run(path: &Path, data: &Data, other: &Replacement, device: &Device) -> Re
 /// A model as it was trained, and the same weights with another attention.
 struct Pair<M> {
     checkpoint: Checkpoint,
-    trained: Mechanism,
-    exchanged: Replacement,
+    trained: ModelAttention,
+    exchanged: ModelAttention,
     own: M,
     other: M,
 }
 
 impl<M: Module + ModuleDisplay + Send + Sync> Pair<M> {
     /// The task that the models in `path` are judged by, and both.
-    fn load<D: TaskData>(path: &Path, data: &D, replacement: &Replacement, device: &Device) -> Result<(D::Task, Self)>
+    fn load<D: TaskData>(
+        path: &Path,
+        data: &D,
+        replacement: &ModelAttention,
+        device: &Device,
+    ) -> Result<(D::Task, Self)>
     where
         D::Task: Task<Model = M>,
     {
@@ -149,14 +156,10 @@ impl<M: Module + ModuleDisplay + Send + Sync> Pair<M> {
         let task = data.restored(&mut checkpoint)?;
         let recipe = checkpoint.state.recipe.clone();
         let own = checkpoint.load_weights(train::build_for(&task, &recipe, device)?)?;
-        let replaced = replacement.recipe(&recipe, |recipe| data.settled(recipe));
-        let other = train::build_for(&task, &replaced, device)?;
-        let other = replacement.onto(&checkpoint, other, D::Task::attentions)?;
-        let exchanged = match replacement {
-            Replacement::Mechanism(_) => Replacement::Mechanism(replaced.mechanism),
-            Replacement::Fit(_) => replacement.clone(),
-        };
-        Ok((task, Self { checkpoint, trained: recipe.mechanism, exchanged, own, other }))
+        let exchanged = replacement.exchanged(&recipe, |recipe| data.settled(recipe));
+        let other = replacement.onto(&checkpoint, train::build_for(&task, &exchanged, device))?;
+        let [trained, exchanged] = [&recipe, &exchanged].map(ModelAttention::of);
+        Ok((task, Self { checkpoint, trained, exchanged, own, other }))
     }
 
     /// What they do, and how far their answers are apart.
@@ -168,7 +171,7 @@ impl<M: Module + ModuleDisplay + Send + Sync> Pair<M> {
 fn classifiers<D: TaskData>(
     path: &Path,
     data: &D,
-    replacement: &Replacement,
+    replacement: &ModelAttention,
     device: &Device,
     judge: impl for<'a> Fn(&'a D::Task, &<D::Task as Task>::Model) -> Result<Tally<'a>>,
 ) -> Result<(Checkpoint, Exchange)> {

@@ -1,12 +1,12 @@
 //! A mechanism for every head of a model: the file that a fit leaves, and how a model takes it in place of softmax.
 
-use std::path::Path;
+use std::{collections::BTreeMap, path::Path};
 
 use resolvent::attention::{HeadGroup, MultiHeadAttention};
 use resolvent_kernels::Mechanism;
 use serde::{Deserialize, Serialize};
 
-use crate::{Error, Recipe, Result, named, recipe::ModelRecipe};
+use crate::{Error, Result, named};
 
 /// The file of a fit in its folder.
 pub const FIT: &str = "fit.json";
@@ -100,17 +100,31 @@ impl FitFile {
     /// # Errors
     /// The field and what is wrong with it.
     pub fn parse(text: &str) -> std::result::Result<Self, String> {
-        let version = serde_json::from_str::<serde_json::Value>(text).map_err(|e| e.to_string())?["fit"].clone();
-        if version != Self::VERSION {
+        Self::from_value(serde_json::from_str(text).map_err(|e| e.to_string())?)
+    }
+
+    /// Checks what a document holds.
+    pub(crate) fn from_value(value: serde_json::Value) -> std::result::Result<Self, String> {
+        let version = &value["fit"];
+        if *version != Self::VERSION {
             return Err(format!("`fit` is {version}; this program reads version {}", Self::VERSION));
         }
-        let found: Self = serde_json::from_str(text).map_err(|e| e.to_string())?;
+        let found: Self = serde_json::from_value(value).map_err(|e| e.to_string())?;
         found.layers.iter().try_for_each(FittedLayer::check)?;
         let twice = |(n, layer): (usize, &FittedLayer)| found.layers[..n].iter().any(|other| other.name == layer.name);
         match found.layers.iter().enumerate().find(|&layer| twice(layer)) {
             Some((_, layer)) => Err(format!("layer `{}` stands there twice", layer.name)),
             None => Ok(found),
         }
+    }
+
+    /// How many heads have which mechanism: `routed 20, softmax 4`.
+    pub fn heads(&self) -> String {
+        let mut counts = BTreeMap::new();
+        for group in self.layers.iter().flat_map(|layer| &layer.groups) {
+            *counts.entry(group.mechanism.id()).or_insert(0) += group.heads.len();
+        }
+        counts.iter().map(|(id, heads)| format!("{id} {heads}")).collect::<Vec<_>>().join(", ")
     }
 
     /// The layer called `name`; where none is named, the only one.
@@ -129,31 +143,19 @@ impl FitFile {
         }
     }
 
-    /// Gives the heads of `layers`, a model's that was trained by `recipe`, their mechanisms.
+    /// Gives the heads of `layers`, a model's, their mechanisms.
     ///
     /// # Errors
     /// What of the fit is not of the model, in words.
-    pub(crate) fn apply(
-        &self,
-        recipe: &Recipe,
-        mut layers: Vec<(String, &mut MultiHeadAttention)>,
-    ) -> std::result::Result<(), String> {
-        if recipe.mechanism.id() != "softmax" {
-            return Err("a fit stands for softmax, which the model was not trained with".into());
-        }
-        let causal = matches!(recipe.model, ModelRecipe::Language(_));
-        if self.causal != causal {
-            let see = |causal: bool| if causal { "see earlier ones only" } else { "see all" };
-            return Err(format!("tokens of the fit {}, those of the model {}", see(self.causal), see(causal)));
-        }
+    pub(crate) fn apply(&self, mut layers: Vec<(String, &mut MultiHeadAttention)>) -> std::result::Result<(), String> {
         for fitted in &self.layers {
             let there = layers.iter().map(|(name, _)| name.as_str()).collect::<Vec<_>>().join(", ");
             let Some((_, layer)) = layers.iter_mut().find(|(name, _)| *name == fitted.name) else {
-                return Err(format!("the fit has a layer `{}`, the model has {there}", fitted.name));
+                return Err(format!("has a layer `{}`, the model has {there}", fitted.name));
             };
             if layer.n_heads != fitted.heads {
                 return Err(format!(
-                    "layer `{}` has {} heads in the fit, {} in the model",
+                    "has a layer `{}` of {} heads, the model one of {}",
                     fitted.name, fitted.heads, layer.n_heads
                 ));
             }

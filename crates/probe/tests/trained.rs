@@ -8,7 +8,7 @@ use resolvent_lab::{
     Error, Recipe,
     data::{Data, DataSpec, Pathfinder, PictureDataset, PictureSpec},
     device::Device,
-    exchange::{self, Replacement},
+    exchange::{self, ModelAttention},
     fit::{Cost, FIT, FitFile},
     predict::PictureClassifier,
     train::{self, TrainOptions},
@@ -105,7 +105,7 @@ fn a_fit_of_what_is_captured_is_applied_to_the_model() {
         let ids: Vec<_> =
             fit.layers.iter().flat_map(|layer| &layer.groups).map(|group| group.mechanism.id().to_owned()).collect();
         let data = Data::Pictures(Box::new(data.clone()));
-        let (_, exchanged) = exchange::run(&run, &data, &Replacement::Fit(fit), &Device::flex()).unwrap();
+        let (_, exchanged) = exchange::run(&run, &data, &ModelAttention::Fit(fit), &Device::flex()).unwrap();
         (ids, exchanged.answers.unwrap().largest_difference)
     };
     let (ids, difference) = other(1.0);

@@ -9,7 +9,7 @@ use resolvent_lab::{
     device::Device,
     eval,
     evaluation::Evaluation,
-    exchange::{self, Answers},
+    exchange::{self, Answers, ModelAttention},
     train::Lost,
 };
 use serde_json::json;
@@ -94,16 +94,16 @@ pub fn run(args: &Eval, global: &Global) -> Result<()> {
         Data::Corpus(corpus) => eval::run(&args.checkpoint, &corpus, device)?,
         Data::Recall(recall) => eval::run(&args.checkpoint, &recall, device)?,
     };
-    let mechanism = &checkpoint.state.recipe.mechanism;
+    let attention = ModelAttention::of(&checkpoint.state.recipe);
     let json = json!({
         "checkpoint": checkpoint.path.display().to_string(),
         "step": checkpoint.state.step,
-        "mechanism": mechanism,
+        "mechanism": attention,
         "data": spec.to_string(),
         "image_size": args.image_size,
         "evaluation": evaluation,
     });
-    let heading = format!("{}, {}, step {}", checkpoint.path.display(), mechanism.id(), checkpoint.state.step);
+    let heading = format!("{}, {}, step {}", checkpoint.path.display(), attention.name(), checkpoint.state.step);
     output::result(global, &json, &format!("{heading}\n{}{}", table(&evaluation), cut(&checkpoint, &evaluation)))
 }
 
@@ -153,7 +153,7 @@ fn exchange(args: &Eval, attention: &Attention, data: &Data, device: &Device, gl
         "{}, step {}\n{}{}{answers}{}",
         checkpoint.path.display(),
         checkpoint.state.step,
-        line(e.trained.id(), &e.own),
+        line(e.trained.name(), &e.own),
         line(e.exchanged.name(), &e.other),
         cut(&checkpoint, &e.own),
     );

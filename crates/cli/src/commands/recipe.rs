@@ -17,7 +17,7 @@ use resolvent_lab::{
     Recipe,
     candidate::Candidate,
     data::{Data, DataSpec, MatchSpec, PictureShape, PictureSpec, TextSpec},
-    exchange::Replacement,
+    exchange::ModelAttention,
     fit::FitFile,
     progress,
     recipe::{ModelRecipe, ScheduleRecipe, Setting, with_landmarks_for, with_settings_of},
@@ -223,10 +223,10 @@ impl Attention {
     }
 
     /// What takes the place of the attention of a model that was trained by `recipe`, whose tokens lie on `grid`, where they have one.
-    pub fn replacement(&self, recipe: &Recipe, grid: Option<[usize; 2]>) -> Result<Replacement> {
+    pub fn replacement(&self, recipe: &Recipe, grid: Option<[usize; 2]>) -> Result<ModelAttention> {
         Ok(match self.fit()? {
-            Some(fit) => Replacement::Fit(fit),
-            None => Replacement::Mechanism(self.suited(self.mechanism(Some(&recipe.mechanism))?, grid)),
+            Some(fit) => ModelAttention::Fit(fit),
+            None => ModelAttention::Mechanism(self.suited(self.mechanism(Some(&recipe.mechanism))?, grid)),
         })
     }
 
@@ -269,6 +269,12 @@ pub fn candidates(asked: &[Attention], own: Option<&Mechanism>, grid: Option<[us
 /// Reads a mechanism's configuration.
 pub fn read_mechanism(path: &Path) -> Result<Mechanism> {
     let text = Document::read(path)?;
+    if FitFile::is_one(&text) {
+        return Err(Error::file(
+            path,
+            "is a fit, which gives heads mechanisms of their own; one mechanism is asked for here",
+        ));
+    }
     let mechanism = Mechanism::from_json(&text).map_err(Error::kernels(path))?;
     caution(&mechanism);
     Ok(mechanism)

@@ -29,7 +29,7 @@ pub struct Train {
     #[command(flatten)]
     recipe: RecipeArgs,
     /// Mechanism: an id such as infsa, with landmarks as many as suit the patches of a picture, or a file M.json [default: the
-    /// recipe's]
+    /// recipe's]; or a fit.json of `analyze --fit`, which gives the heads of a model with softmax mechanisms of their own
     #[arg(long, value_name = "ID", help_heading = "Recipe", hide_possible_values = true)]
     attention: Option<Attention>,
     /// Folder of the run
@@ -56,7 +56,8 @@ Examples:
   resolvent train --out runs/fashion --resume      after an interruption
   resolvent train --out runs/fashion --resume --epochs 40       longer
   resolvent train --config vit.toml --set optimiser.kind=lion --set optimiser.lr=1e-4
-  resolvent train --from runs/fashion --data mnist:DIR --out runs/digits";
+  resolvent train --from runs/fashion --data mnist:DIR --out runs/digits
+  resolvent train --from runs/books --attention runs/fit/fit.json --out runs/fitted      goes on with what analyze --fit chose";
 
 /// Runs the command.
 pub fn run(args: &Train, global: &Global) -> Result<()> {
@@ -116,7 +117,7 @@ fn recipe(args: &Train, global: &Global) -> Result<Recipe> {
         _ => args.recipe.base()?,
     };
     if let Some(attention) = &args.attention {
-        recipe.mechanism = attention.mechanism(Some(&recipe.mechanism))?;
+        recipe = attention.replacement(&recipe, None)?.in_recipe(recipe);
     }
     let recipe = args.recipe.change(recipe, begun.as_ref(), global)?;
     if let Some(field) = recipe.model.clustering()

@@ -32,6 +32,7 @@ use crate::{
     folder::{COMPARISON, Claim, Contents, REPORT},
     memory::MemoryProbe,
     progress::{Event, Observer, Silent},
+    recipe::fit::FIT,
     schedule::Plan,
     source::Document,
     train::{self, Outcome, Reporter, Resume, Task, TaskData, TrainOptions, TrainSummary, landmark_counts},
@@ -259,6 +260,10 @@ pub(crate) fn read_results(folder: &Path) -> Result<Comparison> {
 
 fn check(recipe: &Recipe, options: &CompareOptions) -> Result<()> {
     recipe.validate()?;
+    if recipe.fit.is_some() {
+        let problem = "stands for the mechanism, which is what a comparison exchanges; leave it out".into();
+        return Err(Error::Recipe { file: recipe.name.clone(), field: FIT.into(), problem });
+    }
     let repeated =
         |names: Vec<String>| (1..names.len()).find(|&i| names[..i].contains(&names[i])).map(|i| names[i].clone());
     let mechanisms = options.mechanisms.iter().map(|candidate| candidate.name.clone()).collect::<Vec<_>>();

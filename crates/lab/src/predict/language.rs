@@ -11,7 +11,7 @@ use crate::{
     Recipe, Result,
     checkpoint::{Checkpoint, Expectation},
     data::Vocabulary,
-    exchange::Replacement,
+    exchange::ModelAttention,
     generate::Generator,
     train::{self, Corpus, PackedWeights, Task},
 };
@@ -39,14 +39,15 @@ impl Generator {
     /// # Errors
     /// As [`Generator::load`]; [`crate::Error::Exchange`] where the weights are not those of a model with `other`, or the layers and heads of a fit not
     /// those of the model.
-    pub fn load_with(path: &Path, other: Option<&Replacement>, device: &Device) -> Result<Self> {
+    pub fn load_with(path: &Path, other: Option<&ModelAttention>, device: &Device) -> Result<Self> {
         let checkpoint = Checkpoint::find(path)?;
         let (model, vocabulary) = match other {
             None => language_model(&checkpoint, path, device)?,
             Some(other) => {
-                let recipe = other.recipe(&checkpoint.state.recipe, |recipe| recipe.with_length_scale(KappaRule::Text));
-                let (model, vocabulary) = untrained(&checkpoint, path, &recipe, device)?;
-                (other.onto(&checkpoint, model, Corpus::attentions)?, vocabulary)
+                let (own, rule) = (&checkpoint.state.recipe, KappaRule::Text);
+                let recipe = other.exchanged(own, |recipe| recipe.with_length_scale(rule));
+                let (vocabulary, model) = untrained(&checkpoint, path, &recipe, device)?;
+                (other.onto(&checkpoint, model)?, vocabulary)
             }
         };
         Ok(Self::new(model.into_packed()?, vocabulary, device.clone()))
@@ -69,21 +70,21 @@ impl Generator {
 /// # Errors
 /// [`crate::Error::OtherModel`] when it was not trained on plain text; [`crate::Error::Damaged`], [`crate::Error::Io`].
 pub fn language_model(checkpoint: &Checkpoint, path: &Path, device: &Device) -> Result<(LanguageModel, Vocabulary)> {
-    let (model, vocabulary) = untrained(checkpoint, path, &checkpoint.state.recipe, device)?;
-    Ok((checkpoint.load_weights(model)?, vocabulary))
+    let (vocabulary, model) = untrained(checkpoint, path, &checkpoint.state.recipe, device)?;
+    Ok((checkpoint.load_weights(model?)?, vocabulary))
 }
 
-/// The model of `recipe`, which is that of the checkpoint but for its attention, without the weights.
+/// The vocabulary, and the model of `recipe`, which is that of the checkpoint but for its attention, without the weights.
 fn untrained(
     checkpoint: &Checkpoint,
     path: &Path,
     recipe: &Recipe,
     device: &Device,
-) -> Result<(LanguageModel, Vocabulary)> {
+) -> Result<(Vocabulary, Result<LanguageModel>)> {
     let Expectation::Corpus(expects) = checkpoint.state.expects.clone() else {
         return Err(checkpoint.state.expects.unasked(path, "plain text"));
     };
     let vocabulary = checkpoint.vocabulary(&expects.fingerprint)?;
     let config = train::language_config(recipe, &checkpoint.state.data.name, vocabulary.len())?;
-    Ok((train::drawn(recipe.seed, device, |device| Ok(config.try_init(device)?))?, vocabulary))
+    Ok((vocabulary, train::drawn::<Corpus>(recipe, device, |device| Ok(config.try_init(device)?))))
 }

@@ -109,7 +109,7 @@ pub fn text_classifier(
     let recipe = &checkpoint.state.recipe;
     let config = train::text_config(recipe, &checkpoint.state.data.name, vocabulary.len(), expects.max_tokens)?;
     let classes = expects.classes.len();
-    let model = train::drawn(recipe.seed, device, |device| Ok(config.try_init_classifier(classes, device)?))?;
+    let model = train::drawn::<Texts>(recipe, device, |device| Ok(config.try_init_classifier(classes, device)?))?;
     Ok((checkpoint.load_weights(model)?.into_packed()?, vocabulary, expects))
 }
 
@@ -151,7 +151,7 @@ impl TextTranslator {
         let state = &checkpoint.state;
         let (recipe, lowercase) = (&state.recipe, state.recipe.text.lowers());
         let init = |device: &Device| train::translator(recipe, &state.data.name, vocabulary.len(), device);
-        let model = train::drawn(recipe.seed, device, init)?;
+        let model = train::drawn::<Pairs>(recipe, device, init)?;
         let model = checkpoint.load_weights(model)?.into_packed()?;
         Ok(Self { model, vocabulary, expects, lowercase, device: device.clone() })
     }

@@ -113,7 +113,7 @@ pub fn picture_classifier(
     };
     let recipe = &checkpoint.state.recipe;
     let init = |device: &Device| train::picture_model(expects, recipe, &checkpoint.state.data.name, device);
-    let model = train::drawn(recipe.seed, device, init)?;
+    let model = train::drawn::<Pictures>(recipe, device, init)?;
     Ok((checkpoint.load_weights(model)?, expects.clone()))
 }
 

@@ -10,6 +10,7 @@ use toml::{Table, Value};
 
 use super::{
     Recipe, builtin,
+    fit::{self, FIT},
     names::{suggestion, unknown},
     setting::{SETTINGS, Setting, check_distinct, spelt_out},
 };
@@ -132,6 +133,7 @@ impl Recipe {
                 let value = if literal { Value::String(setting.value.clone()) } else { setting.parsed() };
                 insert(&mut over, &setting.key, value);
             }
+            fit::embed(&mut over, Path::new(""), SETTINGS)?;
             merge(&mut recipe, over);
             settings.iter().filter(|setting| setting.is_none()).for_each(|setting| remove(&mut recipe, &setting.key));
             deserialise(recipe, SETTINGS).map_err(|e| named_by(e, settings))
@@ -164,6 +166,7 @@ fn read(text: &str, file: &str, folder: Option<&Path>, below: &[Place]) -> Resul
     };
     let document = toml::Deserializer::parse(text).map_err(syntax)?;
     let mut document = Table::deserialize(document).map_err(syntax)?;
+    fit::embed(&mut document, folder.unwrap_or(Path::new("")), file)?;
     let mut recipe = match document.remove(EXTENDS) {
         None => deserialise(document, file)?,
         Some(Value::String(name)) => {
@@ -190,11 +193,11 @@ fn read(text: &str, file: &str, folder: Option<&Path>, below: &[Place]) -> Resul
     Ok(recipe)
 }
 
-/// `over` laid over the recipe `base`.
+/// `over` laid over the recipe `base`. A fit is one whole.
 fn merge(base: &mut Table, over: Table) {
     for (section, value) in over {
         match (base.get_mut(&section), value) {
-            (Some(Value::Table(base)), Value::Table(over)) => merge_section(&section, base, over, 1),
+            (Some(Value::Table(base)), Value::Table(over)) if section != FIT => merge_section(&section, base, over, 1),
             (_, value) => drop(base.insert(section, value)),
         }
     }

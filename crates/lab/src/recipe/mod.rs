@@ -5,6 +5,7 @@
 
 pub mod builtin;
 mod document;
+pub(crate) mod fit;
 mod landmarks;
 mod language;
 mod length_scale;
@@ -28,6 +29,7 @@ use crate::{
     Error, Result,
     augment::Augment,
     data::{self, TextRecipe, Tokens},
+    fit::FitFile,
 };
 
 pub use landmarks::with_landmarks_for;
@@ -62,6 +64,10 @@ pub struct Recipe {
     /// Attention: an id, or a table with `mechanism = "id"` and the mechanism's fields. Default `softmax`.
     #[serde(with = "mechanism")]
     pub mechanism: Mechanism,
+    /// Mechanisms of layers and heads in place of `mechanism`, which is softmax then: the name of a file that `analyze --fit` left, which is
+    /// found from the recipe's folder, or what it holds. Of classifiers and language models. Default none.
+    #[serde(with = "fit", skip_serializing_if = "Option::is_none")]
+    pub fit: Option<FitFile>,
     /// Seed of everything random: initial weights, order, augmentation. Default 0.
     pub seed: u64,
     /// Of the products in the model's blocks: `f32`, or `bf16`: projections, MLPs and the attention that has such products round their
@@ -93,6 +99,7 @@ impl Default for Recipe {
             about: String::new(),
             data: None,
             mechanism: Mechanism::Softmax(Default::default()),
+            fit: None,
             seed: 0,
             precision: Precision::Full,
             model: Default::default(),
@@ -158,6 +165,7 @@ impl Recipe {
             }
             Err(e) => return fail("augment", format!("is not valid: {e}")),
         }
+        self.check_fit().or_else(|problem| fail(fit::FIT, problem))?;
         self.mechanism.validate().or_else(|e| fail("mechanism", format!("is not valid: {e}")))
     }
 
@@ -196,14 +204,20 @@ impl Recipe {
         checks
     }
 
-    /// Every mechanism of the model: the recipe's, and those that parts of a model of text have in its place.
+    /// What the model attends with in a word: the mechanism's id, or `fit`.
+    pub const fn attention_name(&self) -> &'static str {
+        if self.fit.is_some() { fit::FIT } else { self.mechanism.id() }
+    }
+
+    /// Every mechanism of the model: the recipe's, and those that parts of a model of text or heads have in its place.
     pub fn mechanisms(&self) -> impl Iterator<Item = Mechanism> {
         let others = match &self.model {
             ModelRecipe::Language(m) => m.mechanisms(&self.mechanism),
             ModelRecipe::Text(m) => m.decoder.iter().chain(&m.cross).map(|mechanism| (**mechanism).clone()).collect(),
             ModelRecipe::Vit(_) | ModelRecipe::Pyramid(_) | ModelRecipe::Own(_) => Vec::new(),
         };
-        others.into_iter().chain([self.mechanism.clone()])
+        let groups = self.fit.iter().flat_map(|fit| &fit.layers).flat_map(|layer| &layer.groups);
+        others.into_iter().chain(groups.map(|group| group.mechanism.clone())).chain([self.mechanism.clone()])
     }
 
     /// The first field in which two recipes differ: its dotted path, here, there. Names and descriptions do not count,

@@ -4,7 +4,7 @@ use maud::{Markup, html};
 
 use super::samples;
 use crate::{
-    Result,
+    Recipe, Result,
     checkpoint::State,
     environment::Environment,
     evaluation::{Evaluation, Metric},
@@ -16,17 +16,29 @@ use crate::{
     train::TrainSummary,
 };
 
+/// What the model attends with, in a line.
+fn about_attention(recipe: &Recipe) -> Markup {
+    html! {
+        p class="quiet" {
+            @match &recipe.fit {
+                Some(fit) => { "Heads by mechanism, as they were fitted: " (fit.heads()) "." }
+                None => (page::about_mechanism(&recipe.mechanism)),
+            }
+        }
+    }
+}
+
 /// The page of a run.
 ///
 /// # Errors
 /// [`crate::Error::Recipe`] for a recipe that cannot be written.
 pub fn run_page(summary: &TrainSummary, metrics: &[Record]) -> Result<String> {
     let (recipe, test) = (&summary.recipe, &summary.test);
-    let title = format!("{} on {}: {}", recipe.mechanism.id(), summary.data.name, score(test.metric(), test));
+    let title = format!("{} on {}: {}", recipe.attention_name(), summary.data.name, score(test.metric(), test));
     let environment = Environment { device: summary.device.clone(), ..Environment::current() };
     let body = html! {
-        h1 { (recipe.mechanism.id()) " on " (summary.data.name) }
-        p class="quiet" { (page::about_mechanism(&recipe.mechanism)) }
+        h1 { (recipe.attention_name()) " on " (summary.data.name) }
+        (about_attention(recipe))
         p class="verdict" { (summary.line()) "." }
         @if let Some(best) = &summary.best {
             p class="quiet" { "Best epoch on the held-out examples: " (best.epoch) ", " (best.metric.words(best.value)) "." }
@@ -68,7 +80,7 @@ pub fn run_page(summary: &TrainSummary, metrics: &[Record]) -> Result<String> {
 /// As [`run_page`].
 pub fn progress_page(state: &State, metrics: &[Record]) -> Result<String> {
     let (recipe, plan) = (&state.recipe, &state.plan);
-    let title = format!("{} on {}: step {} of {}", recipe.mechanism.id(), state.data.name, state.step, plan.steps);
+    let title = format!("{} on {}: step {} of {}", recipe.attention_name(), state.data.name, state.step, plan.steps);
     let last = epochs(metrics).last();
     let scores = last.iter().flat_map(|epoch| {
         let scores = [(Metric::Bleu, epoch.bleu), (Metric::BitsPerByte, epoch.bits_per_byte)];
@@ -76,8 +88,8 @@ pub fn progress_page(state: &State, metrics: &[Record]) -> Result<String> {
         scores.filter_map(|(metric, value)| Some(format!(", {} {}", epoch.split, metric.words(value?))))
     });
     let body = html! {
-        h1 { (recipe.mechanism.id()) " on " (state.data.name) }
-        p class="quiet" { (page::about_mechanism(&recipe.mechanism)) }
+        h1 { (recipe.attention_name()) " on " (state.data.name) }
+        (about_attention(recipe))
         p class="verdict" {
             "Under way: step " (state.step) " of " (plan.steps)
             @if let Some(epoch) = last { "; epoch " (epoch.epoch) " ended with a loss of " (format!("{:.3}", epoch.loss)) }

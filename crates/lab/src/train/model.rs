@@ -32,7 +32,7 @@ pub fn build<D: TaskData>(recipe: &Recipe, data: &D, device: &Device) -> Result<
 
 /// The recipe's model for `task`, with the initial weights of the recipe's seed.
 pub(crate) fn build_for<T: Task>(task: &T, recipe: &Recipe, device: &Device) -> Result<T::Model> {
-    drawn(recipe.seed, device, |device| task.model(recipe, device))
+    drawn::<T>(recipe, device, |device| task.model(recipe, device))
 }
 
 /// Checks that the recipe's model for `task` can be built, without drawing its weights.
@@ -42,17 +42,25 @@ pub(crate) fn build_for<T: Task>(task: &T, recipe: &Recipe, device: &Device) -> 
 pub(crate) fn check_model<T: Task>(task: &T, recipe: &Recipe) -> Result<()> {
     let device = Device::flex();
     let _alone = seed_generator(&device, recipe.seed);
-    check_memory(&task.model(recipe, &device)?)
+    let mut model = task.model(recipe, &device)?;
+    check_memory(&model)?;
+    recipe.give_heads(T::attentions(&mut model))
 }
 
-/// A model whose initial weights are those of `seed`: drawn on the CPU, so that they are the same on every device.
-pub(crate) fn drawn<M: Module>(seed: u64, device: &Device, init: impl FnOnce(&Device) -> Result<M>) -> Result<M> {
+/// The model of `recipe` that `init` makes, whose initial weights are those of the recipe's seed: drawn on the CPU, so that they are the same
+/// on every device.
+pub(crate) fn drawn<T: Task>(
+    recipe: &Recipe,
+    device: &Device,
+    init: impl FnOnce(&Device) -> Result<T::Model>,
+) -> Result<T::Model> {
     let cpu = if device.is_autodiff() { Device::flex().autodiff() } else { Device::flex() };
-    let _alone = seed_generator(&cpu, seed);
-    let model = init(&cpu)?;
+    let _alone = seed_generator(&cpu, recipe.seed);
+    let mut model = init(&cpu)?;
     check_memory(&model)?;
     // Parameters are drawn at their first use: use them now, in the order of the modules.
     model.visit(&mut Touch);
+    recipe.give_heads(T::attentions(&mut model))?;
     let model = model.map(&mut Numbered::default());
     Ok(if is_cpu(device) { model } else { model.fork(device) })
 }

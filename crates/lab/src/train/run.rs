@@ -151,7 +151,7 @@ struct Run<'a, T: Task> {
 
 impl<T: Task> Run<'_, T> {
     fn run(mut self) -> Result<Outcome> {
-        let own = || format!("{}, seed {}", self.recipe.mechanism.id(), self.recipe.seed);
+        let own = || format!("{}, seed {}", self.recipe.attention_name(), self.recipe.seed);
         let name = self.options.name.clone().unwrap_or_else(own);
         let (done, plan) = (self.session.state.step, self.session.state.plan.clone());
         self.options.observer.on(Event::Begin { run: &name, done, plan: &plan });

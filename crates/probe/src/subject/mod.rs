@@ -51,9 +51,16 @@ impl Subject {
     /// The model of the run or the checkpoint in `path`, on `device`.
     ///
     /// # Errors
-    /// [`Error::NoCheckpoint`], [`Error::Damaged`], [`Error::Io`]; [`Error::OtherModel`] for a translator.
+    /// [`Error::NoCheckpoint`], [`Error::Damaged`], [`Error::Io`]; [`Error::OtherModel`] for a translator; [`Error::Recipe`]
+    /// where heads have mechanisms of their own.
     pub fn load(path: &Path, device: &Device) -> Result<Self> {
         let checkpoint = Checkpoint::find(path)?;
+        if checkpoint.state.recipe.fit.is_some() {
+            let problem =
+                "gives heads mechanisms of their own, which are not looked into; name the run that it began with";
+            let file = checkpoint.path.display().to_string();
+            return Err(Error::Recipe { file, field: "fit".into(), problem: problem.into() });
+        }
         let kind = match &checkpoint.state.expects {
             Expectation::Pictures(_) => {
                 let (model, expects) = picture_classifier(&checkpoint, path, device)?;
