@@ -156,11 +156,7 @@ fn growth(call: &Call<'_>, slice: usize) -> Result<()> {
 fn squares(call: &Call<'_>, slice: usize, scale: f64) -> Result<()> {
     let scale = of_head(call, Parameter::Scale, slice).unwrap_or(scale);
     let limit = (MOST_SQUARE / (4.0 * scale * call.shape.head_dim as f64)).sqrt();
-    let given = call.extras.get(Parameter::GivenLandmarks);
-    let given = given.map_or(0.0, |all| {
-        rows::max_abs(call.level, &all[Parameter::GivenLandmarks.part(all.len(), &call.shape, slice)])
-    });
-    for (tensor, largest) in [("q", largest(call, slice)[0]), (Parameter::GivenLandmarks.name(), given)] {
+    for (tensor, largest) in [("q", largest(call, slice)[0]), largest_landmark(call, slice)] {
         let largest = f64::from(largest);
         if largest > limit && largest.is_finite() {
             let remedy = "squared distances times `scale` are too large: scale the tokens, or set a smaller `scale`";
@@ -168,6 +164,13 @@ fn squares(call: &Call<'_>, slice: usize, scale: f64) -> Result<()> {
         }
     }
     Ok(())
+}
+
+/// The name of given landmarks, and the largest magnitude of those of a slice; 0 where none are given.
+pub(crate) fn largest_landmark(call: &Call<'_>, slice: usize) -> (&'static str, f32) {
+    let of = |all: &[f32]| &all[Parameter::GivenLandmarks.part(all.len(), &call.shape, slice)];
+    let given = call.extras.get(Parameter::GivenLandmarks);
+    (Parameter::GivenLandmarks.name(), given.map_or(0.0, |all| rows::max_abs(call.level, of(all))))
 }
 
 /// Whether similarities of the Laplacian kernel, all near one where tokens are close, still differ when their mean is taken off: that

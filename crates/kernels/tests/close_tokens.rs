@@ -273,3 +273,40 @@ fn close_queries_keep_gradients_of_scores_from_outside() {
         }
     }
 }
+
+/// More landmarks than scores are told of at once, and a whole tile of queries that are masked, as padding is: what is taken from one query on
+/// is that of the shorter sequence.
+#[test]
+fn close_queries_may_be_padded() {
+    for score in ["cosine-exp", "gaussian", "laplacian", "levy"] {
+        for (first, last) in [(0, 70), (70, 170), (0, 0)] {
+            let mut p = close_queries(score, ["pool", "85"], "", (170, 1e-2));
+            p.query_mask = Some((0..170).map(|token| (first..last).contains(&token)).collect());
+            let (got, expected) = (p.solve::<f32>(Strategy::Fused, None).unwrap(), p.reference());
+            let worst = differences(&got, &expected).into_iter().filter(|(_, error)| *error > 2e-2).collect::<Vec<_>>();
+            assert!(worst.is_empty() || last == 0, "{score}, {first} to {last}: {worst:?}");
+            assert!(got.values().flatten().all(|x| x.is_finite()), "{score}, {first} to {last}");
+        }
+    }
+}
+
+/// Two means that are equal have no slope towards each other where the score has a kink, whatever tokens they are of.
+#[test]
+fn equal_means_of_other_tokens_are_equal() {
+    for json in [
+        r#"{"mechanism": "laplacian", "landmarks": {"kind": "pool", "ratio": 3}}"#,
+        r#"{"mechanism": "laplacian", "landmarks": {"kind": "pool", "count": 5}}"#,
+        r#"{"mechanism": "composed", "score": "levy", "normalisation": "whitened", "structure": {"kind": "nystrom", "ridge": 0.1,
+            "landmarks": {"kind": "pool", "ratio": 3}, "inverse": "cholesky"}}"#,
+    ] {
+        for steps in [1.0, 4.0] {
+            let mut p = problem(Mechanism::from_json(json).unwrap(), Shape::square(1, 2, 18, 4), 5);
+            let whole =
+                |x: &mut Vec<f64>| x.iter_mut().for_each(|x| *x = (*x * 1e3).abs().round() % (steps + 1.0) / steps);
+            whole(&mut p.q);
+            whole(p.k.as_mut().unwrap());
+            let (got, expected) = (p.solve::<f32>(Strategy::Fused, None).unwrap(), p.reference());
+            assert_solution(json, &got, &expected, &p.shape, Tol::f32(&p.mechanism).with_noise(1.0));
+        }
+    }
+}

@@ -5,7 +5,7 @@ mod ends;
 mod support;
 
 use ends::{Tally, largest, resize, resized};
-use resolvent_kernels::{Error, Mechanism, Shape, Strategy, mechanism::Score};
+use resolvent_kernels::{Error, Mechanism, Parameter, Shape, Strategy, mechanism::Score};
 use support::{
     problem::Problem,
     random::{COMPOSITIONS, VARIANTS, every_mechanism, mechanisms, problem},
@@ -326,5 +326,46 @@ fn what_drowns_a_norm_is_named() {
         assert!(tensor == side && limit < largest, "{side}: {tensor} up to {limit:e} of {largest:e}");
         // All other tokens are near one.
         assert!((1e7..1e9).contains(&limit), "{side}: {limit:e}");
+    }
+}
+
+/// The slope of `levy` in a distance grows as that is less: down to the least tokens that are taken it is right.
+#[test]
+fn small_distances_have_their_slopes() {
+    let parts = r#""structure": {"kind": "nystrom", "landmarks": {"kind": "pool", "count": 5}, "ridge": 0.1}, "normalisation": "whitened""#;
+    let mut taken = 0;
+    for more in [r#""normalisation": "none""#, parts] {
+        for power in 50..64 {
+            let size = f64::exp2(f64::from(-power));
+            let score = format!(r#"{{"kind": "levy", "alpha": 1.2, "kappa": {:e}}}"#, 4.0 * size);
+            let json = format!(r#"{{"mechanism": "composed", "score": {score}, {more}}}"#);
+            let Ok(mechanism) = Mechanism::from_json(&json) else { continue };
+            let mut p = ordinary(mechanism);
+            p.q.iter_mut().chain(p.k.iter_mut().flatten()).for_each(|x| *x *= size);
+            let got = match p.solve::<f32>(Strategy::Fused, None) {
+                Ok(got) => got,
+                Err(Error::Range { bound: "from", .. }) => continue,
+                Err(other) => panic!("{json}: {other}"),
+            };
+            taken += 1;
+            for (name, expected) in &p.reference() {
+                support::assert_close(&format!("{json}, {name}"), &got[name], expected, 1, 2e-4, 0.0);
+            }
+        }
+    }
+    assert!(taken > 8, "{taken}");
+}
+
+/// Landmarks that a call gives are judged as tokens are.
+#[test]
+fn given_landmarks_have_a_range() {
+    let structure = r#""structure": {"kind": "nystrom", "landmarks": {"kind": "given", "count": 3}, "ridge": 0.1}"#;
+    for (score, size) in [("levy", 1e19), ("student", 1e19), ("laplacian", 1e36), ("gaussian", 1e12)] {
+        let json =
+            format!(r#"{{"mechanism": "composed", "score": "{score}", {structure}, "normalisation": "whitened"}}"#);
+        let mut p = ordinary(Mechanism::from_json(&json).unwrap());
+        p.parameters.get_mut(&Parameter::GivenLandmarks).unwrap()[7] = size;
+        let (tensor, limit) = range_error(&p);
+        assert!(tensor == "given_landmarks" && limit < f64::from(size), "{score}: {tensor} up to {limit:e}");
     }
 }

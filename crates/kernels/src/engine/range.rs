@@ -7,6 +7,7 @@ use crate::{
     Error, Parameter, Result, Shape,
     call::{Call, magnitude::largest},
     mechanism::{Composed, Manifold, Score},
+    range::largest_landmark,
 };
 
 /// Largest logarithm of an affinity: f32 rounds it by up to 6e-8 of it, so that keys whose scores are nearer to each other are wrong.
@@ -17,8 +18,8 @@ const LOGITS: [f64; 2] = [1e-15, 1e15];
 const SQUARED_LOGITS: [f64; 2] = [1e-7, 1e7];
 /// Squared distances in units of the score's, of which the kernels have a gradient.
 const MOST_SQUARE: f64 = (1_u64 << 46) as f64;
-/// Least distance: f32 holds its square.
-const LEAST_DISTANCE: f64 = 1e-17;
+/// Least distance of the largest: f32 holds its square, and that of tokens a hundred times nearer.
+const LEAST_DISTANCE: f64 = 1e-16;
 /// Largest distance in units of the score's.
 const MOST_DISTANCE: f64 = 1e17;
 /// Largest distance, whatever its units: f32 holds its square.
@@ -31,8 +32,9 @@ struct Bound {
     most: f64,
     /// By which power of one tensor's entries `got` grows.
     power: f64,
-    /// Those entries.
+    /// Those entries, of the tensors `q` and `k` or what stands in their place.
     largest: [f64; 2],
+    tensors: [&'static str; 2],
 }
 
 /// Whether f32 has room for what the score makes of the queries and keys that count.
@@ -45,8 +47,13 @@ pub(super) fn check(call: &Call<'_>, m: &Composed) -> Result<()> {
 fn check_slice(call: &Call<'_>, m: &Composed, slice: usize) -> Result<()> {
     let Shape { heads, head_dim, .. } = call.shape;
     let of = |p| parameter(call, m, p, slice % heads);
-    let bound = bound(&m.score, head_dim, of, largest(call, slice).map(f64::from));
-    bound.map_or(Ok(()), |bound| bound.check())
+    let [q, k] = largest(call, slice).map(f64::from);
+    bound(&m.score, head_dim, &of, [q, k]).map_or(Ok(()), |bound| bound.check())?;
+    // Landmarks may lie on tokens: how small they are is no matter.
+    let (name, landmark) = largest_landmark(call, slice);
+    let tensors = [if q >= k { "q" } else { "k" }, name];
+    let bound = bound(&m.score, head_dim, of, [q.max(k), landmark.into()]);
+    bound.map_or(Ok(()), |bound| Bound { least: 0.0, tensors, ..bound }.check())
 }
 
 /// The same of one query beside all keys so far, with entries up to `[q, k]`. What is too small is only so for gradients, and for sums
@@ -58,13 +65,13 @@ pub(crate) fn check_row(score: &Score, dim: usize, of: impl Fn(Parameter) -> f64
 
 impl Bound {
     fn check(self) -> Result<()> {
-        let Self { got, least, most, power, largest: [q, k] } = self;
+        let Self { got, least, most, power, largest: [q, k], tensors } = self;
         // Infinities and NaN among the inputs come out as they went in.
         if got == 0.0 || !got.is_finite() || (least..=most).contains(&got) {
             return Ok(());
         }
         let (bound, limit) = if got > most { ("up to", most) } else { ("from", least) };
-        let (tensor, largest) = if q >= k { ("q", q) } else { ("k", k) };
+        let (tensor, largest) = if q >= k { (tensors[0], q) } else { (tensors[1], k) };
         let limit = largest * (limit / got).powf(1.0 / power);
         let remedy = "scale or normalise queries and keys, or change the score's scale";
         Err(Error::Range { tensor, largest, bound, limit, remedy })
@@ -74,7 +81,9 @@ impl Bound {
 /// `of` says what a parameter is.
 fn bound(score: &Score, dim: usize, of: impl Fn(Parameter) -> f64, largest: [f64; 2]) -> Option<Bound> {
     let ([q, k], d) = (largest, dim as f64);
-    let within = |got: f64, [least, most]: [f64; 2], power: f64| Some(Bound { got, least, most, power, largest });
+    let within = |got: f64, [least, most]: [f64; 2], power: f64| {
+        Some(Bound { got, least, most, power, largest, tensors: ["q", "k"] })
+    };
     let products = |limits: [f64; 2]| within(of(Parameter::Scale) * d * q * k, limits, 1.0);
     let apart = q.max(k) * 2.0;
     match score {

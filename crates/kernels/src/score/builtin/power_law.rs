@@ -98,7 +98,7 @@ impl Decay {
         match self {
             Self::Levy => {
                 // The bound keeps the quotient finite at r = 0, where no difference is left to multiply.
-                let near = simd.max_f32s(r, simd.splat_f32s(1e-17));
+                let near = simd.max_f32s(r, simd.splat_f32s(1e-18));
                 let product = simd.mul_f32s(near, simd.add_f32s(r, simd.splat_f32s(kappa)));
                 let by_kappa = simd.mul_f32s(rate, simd.div_f32s(z, simd.add_f32s(one, z)));
                 let term = simd.div_f32s(simd.splat_f32s(-power), product);

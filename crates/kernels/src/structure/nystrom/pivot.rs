@@ -121,6 +121,10 @@ impl Core<'_> {
         parameters: &mut [f64; MOST_PARAMETERS],
     ) {
         let (level, stride, rows, dp) = (self.call.level, loaded.stride, loaded.count(), self.sizes.dp);
+        // Of a tile whose tokens are all masked there is nothing, and what follows begins within rows.
+        if rows == 0 {
+            return;
+        }
         let (e, before) = (&mut room.dc[..rows * stride], &mut room.other[..rows * stride]);
         if head.score.is_log() {
             let c = &pivot.affinities[..stride];

@@ -13,6 +13,10 @@ use crate::{
     structure::dense::padded,
 };
 
+/// Channels of which a mean is taken at once. Means are sums in f64, rounded once: those that are equal are equal to the last bit, of whatever
+/// tokens, and so have no slope towards each other where a score is not smooth.
+const CHANNELS: usize = 16;
+
 /// How landmarks are made.
 #[derive(Clone, Copy)]
 pub(crate) struct LandmarkSource<'a> {
@@ -157,14 +161,15 @@ impl<'a> LandmarkSource<'a> {
                     }
                 }
                 _ => {
-                    // From the first of them, so that the mean of equal tokens is that token to the last bit.
-                    let Some((first, _)) = self.members(slice, windows, w).next() else { return };
-                    let (first, mut count) = (row(first), 0.0);
-                    for (token, _) in self.members(slice, windows, w) {
-                        out.iter_mut().zip(row(token)).zip(first).for_each(|((out, x), first)| *out += x - first);
-                        count += 1.0;
+                    for (n, out) in out.chunks_mut(CHANNELS).enumerate() {
+                        let (mut sums, mut count) = ([0.0; CHANNELS], 0.0);
+                        for (token, _) in self.members(slice, windows, w) {
+                            let x = &row(token)[n * CHANNELS..];
+                            sums.iter_mut().zip(x).for_each(|(sum, &x)| *sum += f64::from(x));
+                            count += 1.0;
+                        }
+                        out.iter_mut().zip(sums).for_each(|(out, sum)| *out = (sum / count) as f32);
                     }
-                    out.iter_mut().zip(first).for_each(|(out, first)| *out = first + *out / count);
                 }
             }
         });
