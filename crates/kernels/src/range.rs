@@ -168,9 +168,9 @@ fn squares(call: &Call<'_>, slice: usize, scale: f64) -> Result<()> {
 
 /// The name of given landmarks, and the largest magnitude of those of a slice; 0 where none are given.
 pub(crate) fn largest_landmark(call: &Call<'_>, slice: usize) -> (&'static str, f32) {
-    let of = |all: &[f32]| &all[Parameter::GivenLandmarks.part(all.len(), &call.shape, slice)];
-    let given = call.extras.get(Parameter::GivenLandmarks);
-    (Parameter::GivenLandmarks.name(), given.map_or(0.0, |all| rows::max_abs(call.level, of(all))))
+    let given = call.extras.get(Parameter::GivenLandmarks).unwrap_or_default();
+    let part = if given.is_empty() { 0..0 } else { Parameter::GivenLandmarks.part(given.len(), &call.shape, slice) };
+    (Parameter::GivenLandmarks.name(), rows::max_abs(call.level, &given[part]))
 }
 
 /// Whether similarities of the Laplacian kernel, all near one where tokens are close, still differ when their mean is taken off: that
