@@ -2,6 +2,9 @@
 
 use serde::{Deserialize, Serialize};
 
+use super::{Mechanism, Structure};
+use crate::Shape;
+
 /// Where the landmarks come from; tagged by `kind` in JSON: `{"kind": "pool", "ratio": 4}`. A window is `ratio` tokens of
 /// a sequence, or `ratio x ratio` of a grid, or as wide as [`PoolWindows::Count`] makes it. A window without kept tokens, or a
 /// masked pick, is no landmark.
@@ -158,4 +161,101 @@ pub enum InverseGradient {
     Implicit,
     /// The steps that were taken, the start's factor held constant. For comparison: it keeps every iterate.
     Unrolled,
+}
+
+/// Landmarks of whatever mechanism has them, and their grid.
+impl Mechanism {
+    /// Where the landmarks come from, where tokens meet through some; [`Landmarks::All`] where they do not, but could.
+    pub const fn landmark_kind(&self) -> Option<Landmarks> {
+        match self {
+            Self::Soft(m) | Self::SoftPp(m) => Some(m.landmarks),
+            Self::Laplacian(m) => Some(m.landmarks),
+            Self::Composed(m) => match &m.structure {
+                Structure::Nystrom(m) => Some(m.landmarks),
+                _ => None,
+            },
+            _ => None,
+        }
+    }
+
+    /// Height and width of the tokens that landmarks and filters over values are made on; none of a sequence.
+    pub const fn grid(&self) -> Option<[usize; 2]> {
+        match self {
+            Self::Soft(m) | Self::SoftPp(m) => m.grid,
+            Self::Laplacian(m) => m.grid,
+            Self::Composed(m) => match &m.structure {
+                Structure::Nystrom(m) => m.grid,
+                _ => None,
+            },
+            _ => None,
+        }
+    }
+
+    /// Width of the filter over the values that is added to the operator; 0 without one.
+    pub const fn value_conv(&self) -> usize {
+        match self {
+            Self::Soft(m) | Self::SoftPp(m) => m.value_conv,
+            Self::Composed(m) => match &m.structure {
+                Structure::Nystrom(m) => m.value_conv,
+                _ => 0,
+            },
+            _ => 0,
+        }
+    }
+
+    fn landmarks_mut(&mut self) -> Option<(&mut Landmarks, &mut Option<[usize; 2]>)> {
+        match self {
+            Self::Soft(m) | Self::SoftPp(m) => Some((&mut m.landmarks, &mut m.grid)),
+            Self::Laplacian(m) => Some((&mut m.landmarks, &mut m.grid)),
+            Self::Composed(m) => match &mut m.structure {
+                Structure::Nystrom(m) => Some((&mut m.landmarks, &mut m.grid)),
+                _ => None,
+            },
+            _ => None,
+        }
+    }
+
+    /// The same mechanism with `change` applied to its landmarks, where it has any.
+    #[must_use]
+    pub fn with_landmarks(mut self, change: impl FnOnce(Landmarks) -> Landmarks) -> Self {
+        if let Some((landmarks, _)) = self.landmarks_mut() {
+            *landmarks = change(*landmarks);
+        }
+        self
+    }
+
+    /// The same mechanism with its tokens on `grid`, if one is given; a mechanism that knows no grid as it is.
+    #[must_use]
+    pub fn with_grid(mut self, grid: Option<[usize; 2]>) -> Self {
+        if let (Some(grid), Some((_, own))) = (grid, self.landmarks_mut()) {
+            *own = Some(grid);
+        }
+        self
+    }
+
+    /// How many landmarks a head of sizes `shape` has, where tokens attend through landmarks; masks may leave some of them out. 0 for
+    /// [`PoolWindows::Count`] on a grid that it does not fit and for [`Landmarks::Given`] of which the number is not known.
+    pub fn landmarks(&self, shape: &Shape) -> Option<usize> {
+        let landmarks = self.landmark_kind().filter(|landmarks| *landmarks != Landmarks::All)?;
+        // Filters of `laplacian` take windows that they do not fill.
+        Some(landmarks.count(shape.seq_kv, self.grid(), matches!(self, Self::Laplacian(_))))
+    }
+
+    /// How many landmarks are drawn at random, where they are.
+    pub const fn drawn_landmarks(&self) -> Option<usize> {
+        match self.landmark_kind() {
+            Some(Landmarks::Random { count, .. }) => Some(count),
+            _ => None,
+        }
+    }
+
+    /// The same mechanism, told how many landmarks a call gives it; one whose configuration says how many, or has landmarks of
+    /// another kind than `given`, is unchanged.
+    #[must_use]
+    pub fn with_given_landmarks(self, number: usize) -> Self {
+        self.with_landmarks(|landmarks| match landmarks {
+            Landmarks::Given { count: None } => Landmarks::Given { count: Some(number) },
+            other => other,
+        })
+    }
 }

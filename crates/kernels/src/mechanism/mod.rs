@@ -158,51 +158,23 @@ impl Mechanism {
         }
     }
 
+    /// The same mechanism with `change` applied to its decay, where it has one.
+    #[must_use]
+    pub fn with_gamma(mut self, change: impl FnOnce(f64) -> f64) -> Self {
+        let gamma = match &mut self {
+            Self::Infsa(m) => &mut m.gamma,
+            Self::InfsaResolvent(m) => &mut m.gamma,
+            Self::LinearInfsa(m) => &mut m.gamma,
+            Self::Composed(m) => m.series.gamma_mut(),
+            _ => return self,
+        };
+        *gamma = change(*gamma);
+        self
+    }
+
     /// What is added to the logits of pairs for where their tokens are.
     pub fn bias(&self) -> Option<Bias> {
         if let Self::Composed(m) = self { m.bias } else { None }
-    }
-
-    /// How many landmarks a head of sizes `shape` has, where tokens attend through landmarks; masks may leave some of them out. 0 for
-    /// [`PoolWindows::Count`] on a grid that it does not fit and for [`Landmarks::Given`] of which the number is not known.
-    pub fn landmarks(&self, shape: &Shape) -> Option<usize> {
-        let (landmarks, grid, partial) = self.landmark_windows()?;
-        Some(landmarks.count(shape.seq_kv, grid, partial))
-    }
-
-    /// The landmarks through which tokens meet, if they do, their grid, and whether filters take windows that they do not fill.
-    fn landmark_windows(&self) -> Option<(Landmarks, Option<[usize; 2]>, bool)> {
-        let (landmarks, grid, partial) = match self {
-            Self::Soft(m) | Self::SoftPp(m) => (m.landmarks, m.grid, false),
-            Self::Laplacian(m) => (m.landmarks, m.grid, true),
-            Self::Composed(m) => match &m.structure {
-                Structure::Nystrom(m) => (m.landmarks, m.grid, false),
-                _ => return None,
-            },
-            _ => return None,
-        };
-        (landmarks != Landmarks::All).then_some((landmarks, grid, partial))
-    }
-
-    /// How many landmarks are drawn at random, where they are.
-    pub const fn drawn_landmarks(&self) -> Option<usize> {
-        match self {
-            Self::Soft(Soft { landmarks: Landmarks::Random { count, .. }, .. })
-            | Self::SoftPp(Soft { landmarks: Landmarks::Random { count, .. }, .. }) => Some(*count),
-            _ => None,
-        }
-    }
-
-    /// The same mechanism, told how many landmarks a call gives it; one whose configuration says how many, or has landmarks of
-    /// another kind than `given`, is unchanged.
-    #[must_use]
-    pub fn with_given_landmarks(mut self, number: usize) -> Self {
-        if let Self::Soft(Soft { landmarks: Landmarks::Given { count }, .. })
-        | Self::SoftPp(Soft { landmarks: Landmarks::Given { count }, .. }) = &mut self
-        {
-            count.get_or_insert(number);
-        }
-        self
     }
 
     /// The same mechanism, told how many tokens a sequence has at most, where learned maps have a column for each; one whose configuration
@@ -221,20 +193,20 @@ impl Mechanism {
     #[must_use]
     pub fn with_seed(mut self, number: u64) -> Self {
         match &mut self {
-            Self::Soft(Soft { landmarks: Landmarks::Random { seed, .. }, .. })
-            | Self::SoftPp(Soft { landmarks: Landmarks::Random { seed, .. }, .. })
-            | Self::Ssa(Ssa { seed, .. }) => *seed = number,
+            Self::Ssa(m) => m.seed = number,
             Self::Composed(m) => match &mut m.structure {
                 Structure::Features(Features { seed, .. }) | Structure::Projected(Projected { seed, .. }) => {
                     *seed = number
                 }
                 Structure::Clustered(m) => m.set_seed(number),
-                Structure::Nystrom(Nystrom { landmarks: Landmarks::Random { seed, .. }, .. }) => *seed = number,
                 _ => {}
             },
             _ => {}
         }
-        self
+        self.with_landmarks(|landmarks| match landmarks {
+            Landmarks::Random { count, .. } => Landmarks::Random { count, seed: number },
+            other => other,
+        })
     }
 
     /// Whether it ends an iteration early where that has converged: a plan counts operations for the most steps that it may take.
@@ -325,8 +297,8 @@ impl Mechanism {
                 "there are more projected keys than keys, so that every pair of tokens would cost less; set `count` to fewer",
             );
         }
-        let (landmarks, grid, partial) = self.landmark_windows()?;
-        match landmarks.count(shape.seq_kv, grid, partial) {
+        let landmarks = self.landmark_kind()?;
+        match self.landmarks(shape)? {
             1 if shape.seq_kv > 1 => Some(
                 "a single landmark stands for all tokens, which then differ only by how near they are to it; set `landmarks` to \
                  more, as {\"kind\": \"pool\", \"count\": 4} does",

@@ -127,6 +127,15 @@ impl Series {
         }
     }
 
+    pub(super) const fn gamma_mut(&mut self) -> &mut f64 {
+        match self {
+            Self::OneHop(OneHop { gamma })
+            | Self::Hops(Hops { gamma, .. })
+            | Self::Resolvent(Resolvent { gamma, .. })
+            | Self::Limit(Limit { gamma }) => gamma,
+        }
+    }
+
     /// Reads `{"kind": "<kind>", ...fields}`.
     pub(super) fn from_fields(mut fields: Map<String, Value>) -> Result<Self> {
         const PART: &str = "series";

@@ -12,21 +12,20 @@ const MOST: usize = 7;
 /// side at least where there are as many tokens, seven at most. The default windows of 4 x 4 or 8 x 8 tokens make a single landmark
 /// of a small grid, which leaves little of the mechanism. As many projected keys stand for a grid's tokens. Any other mechanism is as it
 /// was.
-pub fn with_landmarks_for(mut mechanism: Mechanism, grid: [usize; 2]) -> Mechanism {
+pub fn with_landmarks_for(mechanism: Mechanism, grid: [usize; 2]) -> Mechanism {
     let [rows, columns] = grid.map(|side| side.div_ceil(2).max(2).min(side).clamp(1, MOST));
     let suited = Landmarks::Pool(PoolWindows::Count(rows * columns));
     let default = Mechanism::preset(mechanism.id()).is_ok_and(|preset| preset == mechanism);
-    match &mut mechanism {
-        Mechanism::Soft(m) | Mechanism::SoftPp(m) if default => m.landmarks = suited,
-        Mechanism::Laplacian(m) if default => m.landmarks = suited,
-        Mechanism::Composed(m) if default => {
+    match mechanism {
+        Mechanism::Composed(mut m) if default => {
             if let Structure::Projected(m) = &mut m.structure {
                 m.count = rows * columns;
             }
+            Mechanism::Composed(m)
         }
-        _ => {}
+        other if default => other.with_landmarks(|_| suited),
+        other => other,
     }
-    mechanism
 }
 
 #[cfg(test)]

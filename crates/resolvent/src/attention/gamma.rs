@@ -6,23 +6,6 @@ use resolvent_kernels as kernels;
 use super::MultiHeadAttention;
 use crate::{Mechanism, Parameter, Result, mechanism::Series};
 
-/// The mechanism with `change` applied to its decay.
-pub(super) fn with_gamma(mut mechanism: Mechanism, change: impl Fn(f64) -> f64) -> Mechanism {
-    match &mut mechanism {
-        Mechanism::Infsa(m) => m.gamma = change(m.gamma),
-        Mechanism::InfsaResolvent(m) => m.gamma = change(m.gamma),
-        Mechanism::LinearInfsa(m) => m.gamma = change(m.gamma),
-        Mechanism::Composed(m) => match &mut m.series {
-            Series::OneHop(series) => series.gamma = change(series.gamma),
-            Series::Hops(series) => series.gamma = change(series.gamma),
-            Series::Resolvent(series) => series.gamma = change(series.gamma),
-            _ => {}
-        },
-        _ => {}
-    }
-    mechanism
-}
-
 impl MultiHeadAttention {
     /// The same function without a decay: `gamma` becomes a factor on the rows of the output projection, and 1 in the
     /// mechanism. For export; the decay is no longer learned.
@@ -33,11 +16,7 @@ impl MultiHeadAttention {
         let unsupported = |why| {
             Err(kernels::Error::Unsupported { mechanism: self.mechanism.id(), what: "folding gamma", why }.into())
         };
-        let several = match &self.mechanism {
-            Mechanism::InfsaResolvent(_) => true,
-            Mechanism::Composed(m) => !matches!(m.series, Series::OneHop(_)),
-            _ => false,
-        };
+        let several = !matches!(self.mechanism.values().series, Series::OneHop(_) | Series::Limit(_));
         let fixed = match (several, self.mechanism.gamma()) {
             (true, _) => return unsupported("the decay weighs every hop differently"),
             (_, None) => return unsupported("it has no decay"),
@@ -51,7 +30,7 @@ impl MultiHeadAttention {
         let folded = (rows * gamma.reshape([self.n_heads, 1, 1])).reshape([d_model, width]);
         self.output.weight = Param::from_tensor(folded.detach());
         self.learned = self.learned.without(Parameter::Gamma);
-        self.mechanism = with_gamma(self.mechanism, |_| 1.0);
+        self.mechanism = self.mechanism.with_gamma(|_| 1.0);
         Ok(self)
     }
 }

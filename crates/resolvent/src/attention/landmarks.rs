@@ -98,48 +98,12 @@ pub(super) fn value_filter([rows, taps]: [usize; 2], device: &Device) -> Param<T
     Initializer::Uniform { min: -bound, max: bound }.init([rows, taps], device)
 }
 
-/// The mechanism with its tokens on `grid`, if there is one; a mechanism that knows no grid as it is.
-pub(super) fn with_grid(mut mechanism: Mechanism, grid: Option<[usize; 2]>) -> Mechanism {
-    match &mut mechanism {
-        Mechanism::Soft(m) | Mechanism::SoftPp(m) => m.grid = grid.or(m.grid),
-        Mechanism::Laplacian(m) => m.grid = grid.or(m.grid),
-        Mechanism::Composed(m) => {
-            if let Structure::Nystrom(m) = &mut m.structure {
-                m.grid = grid.or(m.grid);
-            }
-        }
-        _ => {}
-    }
-    mechanism
-}
-
-/// The grid that the mechanism is configured with.
-pub(crate) fn grid_of(mechanism: &Mechanism) -> Option<[usize; 2]> {
-    match mechanism {
-        Mechanism::Soft(m) | Mechanism::SoftPp(m) => m.grid,
-        Mechanism::Laplacian(m) => m.grid,
-        Mechanism::Composed(m) => match &m.structure {
-            Structure::Nystrom(m) => m.grid,
-            _ => None,
-        },
-        _ => None,
-    }
-}
-
 /// The mechanism with another draw of its random landmarks, from the device's generator.
-pub(super) fn redrawn(mut mechanism: Mechanism, device: &Device) -> Mechanism {
-    let landmarks = match &mut mechanism {
-        Mechanism::Soft(m) | Mechanism::SoftPp(m) => Some(&mut m.landmarks),
-        Mechanism::Composed(m) => match &mut m.structure {
-            Structure::Nystrom(m) => Some(&mut m.landmarks),
-            _ => None,
-        },
-        _ => None,
-    };
-    if let Some(Landmarks::Random { seed, .. }) = landmarks {
-        *seed ^= drawn_seed(device);
-    }
-    mechanism
+pub(super) fn redrawn(mechanism: Mechanism, device: &Device) -> Mechanism {
+    mechanism.with_landmarks(|landmarks| match landmarks {
+        Landmarks::Random { count, seed } => Landmarks::Random { count, seed: seed ^ drawn_seed(device) },
+        other => other,
+    })
 }
 
 /// 48 bits from the device's generator.

@@ -39,7 +39,6 @@ pub use orthogonal::{OrthogonalMap, OrthogonalMaps};
 pub use value_filter::{ValueConv, ValueFilter};
 
 pub(crate) use config::field;
-pub(crate) use landmarks::grid_of;
 
 /// Tokens of a sequence of which everything is held at once without autodiff: 256 MiB of an MLP's hidden layer of 4096 channels.
 pub(crate) const HELD_TOKENS: usize = 16_384;

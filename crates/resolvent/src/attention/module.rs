@@ -11,7 +11,7 @@ use super::{
     BiasTable, Codebook, HeadGroup, LandmarkParameters, Learned, MhaInput, MhaOutput, Observed, Observer,
     OrthogonalMaps, ValueFilter,
     config::{field, with_tied},
-    landmarks::{drawn_seed, redrawn, with_grid},
+    landmarks::{drawn_seed, redrawn},
     rotary::rotate,
     sharing::{lengthened, lengthened_mask},
 };
@@ -337,7 +337,7 @@ impl MultiHeadAttention {
     /// The mechanism for this call: on the input's grid, and, on a device with autodiff, with landmarks drawn anew.
     pub(super) fn called(&self, input: &MhaInput) -> Mechanism {
         let mechanism = self.mechanism.clone();
-        let mechanism = with_grid(mechanism, input.grid);
+        let mechanism = mechanism.with_grid(input.grid);
         let device = input.query.device();
         if device.is_autodiff() { redrawn(mechanism, &device) } else { mechanism }
     }

@@ -202,7 +202,7 @@ impl VitConfig {
         self.attention(1).validate()?;
         let sizes = crate::Shape::square(1, self.heads, self.tokens(), self.dim / self.heads);
         self.attention(1).mechanism.check(&sizes, false)?;
-        let (grid, own) = (grid_of(&self.mechanism), self.grid());
+        let (grid, own) = (self.mechanism.grid(), self.grid());
         let expected = "absent: the patches are the grid";
         field("mechanism.grid", format!("{grid:?}"), own.is_none() || grid.is_none() || grid == own, expected)?;
         field("mechanism.causal", true, !self.mechanism.causal(), "false: patches have no order")

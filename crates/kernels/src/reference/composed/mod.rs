@@ -119,7 +119,7 @@ pub(super) fn backward(
     let (dweights, dgamma) = series::backward(head, &m.series, &weights, &saved.weights, dout);
     let HopGradients { dq, dk, mut parameters } = hop.backward(head, &head.with_dropout(&dweights));
     parameters.push((Parameter::Gamma, vec![dgamma]));
-    if let Some(filter) = ValueFilter::of(mechanism, m) {
+    if let Some(filter) = ValueFilter::of(mechanism) {
         parameters.push((Parameter::ValueWeight, filter.backward(head, &dweights)));
     }
     Ok(HeadGradients { dq, dk, parameters })
@@ -128,7 +128,7 @@ pub(super) fn backward(
 /// The weights of one hop: after dropout, and with the filter over the values, where there are such.
 fn weights(head: &Head, mechanism: &Mechanism, m: &Composed, hop: &Hop<'_>) -> Matrix {
     let weights = head.with_dropout(&hop.weights());
-    match ValueFilter::of(mechanism, m) {
+    match ValueFilter::of(mechanism) {
         Some(filter) => weights.plus(&filter.matrix(head)),
         None => weights,
     }

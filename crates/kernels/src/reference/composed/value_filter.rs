@@ -13,14 +13,9 @@ pub(super) struct ValueFilter {
 }
 
 impl ValueFilter {
-    /// The filter of a mechanism and its values, where it has one.
-    pub fn of(mechanism: &Mechanism, m: &Composed) -> Option<Self> {
-        let (width, grid) = match (mechanism, &m.structure) {
-            // Also where the kernel is whole, and has no landmarks.
-            (Mechanism::Soft(m) | Mechanism::SoftPp(m), _) => (m.value_conv, m.grid),
-            (_, Structure::Nystrom(m)) => (m.value_conv, m.grid),
-            _ => (0, None),
-        };
+    /// The filter of a mechanism, where it has one.
+    pub fn of(mechanism: &Mechanism) -> Option<Self> {
+        let (width, grid) = (mechanism.value_conv(), mechanism.grid());
         (width > 0).then_some(Self { width, grid })
     }
 

@@ -10,7 +10,6 @@ use crate::{
     Error, Mechanism, Parameter, Shape,
     attention::{
         BiasTable, Codebook, LandmarkParameters, Learned, MultiHeadAttention, OrthogonalMaps, ValueFilter, gamma,
-        landmarks::{grid_of, with_grid},
     },
     ternary::Packed,
 };
@@ -32,7 +31,7 @@ impl MultiHeadAttentionConfig {
         self.validate()?;
         let (d_model, heads, head_dim) = (self.d_model, self.n_heads, self.d_model / self.n_heads);
         let (mechanism, weights, positions) = (self.operator(), &self.projection, &self.positions);
-        let (tied, grid) = (mechanism.tied(), positions.grid.or(grid_of(&mechanism)));
+        let (tied, grid) = (mechanism.tied(), positions.grid.or(mechanism.grid()));
         let gamma_power = if self.decay.schedule == GammaSchedule::Power { self.decay.layer } else { 1 };
         let width = if weights.orthogonal { d_model } else { self.input_width(&mechanism) };
         Ok(MultiHeadAttention {
@@ -56,7 +55,7 @@ impl MultiHeadAttentionConfig {
             packed: Packed::default(),
             causal_span: self.clusters.causal_span,
             grid,
-            mechanism: gamma::with_gamma(mechanism, |gamma| gamma.powi(gamma_power as i32)),
+            mechanism: mechanism.with_gamma(|gamma| gamma.powi(gamma_power as i32)),
             strategy: self.strategy,
             head_groups: Vec::new(),
             observer: None,
@@ -103,11 +102,7 @@ impl MultiHeadAttentionConfig {
             + if extra_proj { matrix + d_model } else { 0 }
             + LandmarkParameters::count(&mechanism, self.n_heads, d_model / self.n_heads)
             + BiasTable::count(&mechanism, self.n_heads)
-            + self.positions.value_conv.count(
-                self.n_heads,
-                d_model,
-                self.positions.grid.or(grid_of(&mechanism)).is_some(),
-            )
+            + self.positions.value_conv.count(self.n_heads, d_model, self.positions.grid.or(mechanism.grid()).is_some())
     }
 
     /// How many landmarks a head has for `tokens` tokens, where tokens meet through landmarks: [`Mechanism::landmarks`].
@@ -131,7 +126,7 @@ impl MultiHeadAttentionConfig {
 
     /// The mechanism as this module applies it: tied or not, on the module's grid.
     pub(crate) fn operator(&self) -> Mechanism {
-        let mechanism = with_grid(self.mechanism.clone(), self.positions.grid);
+        let mechanism = self.mechanism.clone().with_grid(self.positions.grid);
         let tied = self.projection.tied.unwrap_or(mechanism.tied() || matches!(mechanism, Mechanism::LinearInfsa(_)));
         with_tied(mechanism, tied)
     }

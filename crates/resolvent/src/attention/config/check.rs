@@ -5,7 +5,7 @@ use resolvent_kernels::{self as kernels, Dropout};
 use super::{MultiHeadAttentionConfig, field};
 use crate::{
     Error, Mechanism, Parameter, Precision, Shape, Strategy,
-    attention::{Learned, landmarks::grid_of},
+    attention::Learned,
     mechanism::{Bias, GlobalTokens, Landmarks, Ssa, Structure},
 };
 
@@ -71,7 +71,7 @@ impl MultiHeadAttentionConfig {
 
     fn check_positions(&self, mechanism: &Mechanism) -> Result<(), Error> {
         let (positions, head_dim) = (&self.positions, self.d_model / self.n_heads);
-        let planar = grid_of(mechanism).or(positions.grid).is_some();
+        let planar = mechanism.grid().or(positions.grid).is_some();
         let whole = head_dim.is_multiple_of(if planar { 4 } else { 2 });
         let expected = "a multiple of 4 with `rotary` on a grid, even with `rotary` in a sequence";
         field("head_dim", head_dim, whole || !positions.rotary, expected)?;
@@ -118,15 +118,9 @@ fn least_tokens(mechanism: &Mechanism) -> usize {
     if let Some(Bias::Grid(m)) = mechanism.bias() {
         return m.height.saturating_mul(m.width);
     }
-    match mechanism {
-        Mechanism::Soft(m) | Mechanism::SoftPp(m) => least_for_landmarks(m.grid, m.landmarks),
-        Mechanism::Laplacian(m) => m.grid.map_or(1, |[height, width]| height.saturating_mul(width)),
-        Mechanism::Ssa(m) => least_for_clusters(m),
-        Mechanism::Composed(m) => match &m.structure {
-            Structure::Nystrom(m) => least_for_landmarks(m.grid, m.landmarks),
-            Structure::Clustered(m) => least_for_clusters(&m.ssa(None, false)),
-            _ => 1,
-        },
+    match (mechanism.landmark_kind(), mechanism.clustering()) {
+        (Some(landmarks), _) => least_for_landmarks(mechanism.grid(), landmarks),
+        (_, Some(clusters)) => least_for_clusters(&clusters),
         _ => 1,
     }
 }

@@ -172,11 +172,8 @@ impl PyramidConfig {
         field("mlp_ratio", stage.mlp_ratio, stage.mlp_ratio >= 1, "at least 1")?;
         field("ratio", stage.ratio, stage.ratio >= 1, "at least 1")?;
         let attention = self.attention(index);
-        let filter = match &attention.mechanism {
-            Mechanism::Soft(m) | Mechanism::SoftPp(m) => m.value_conv,
-            _ => 0,
-        };
-        if let Some(grid) = grid_of(&attention.mechanism) {
+        let filter = attention.mechanism.value_conv();
+        if let Some(grid) = attention.mechanism.grid() {
             field("mechanism.grid", format!("{grid:?}"), false, "absent: every stage has its own grid")?;
         }
         field("mechanism.value_conv", filter, filter == 0, "0: a stage's `value_conv` filters the values")?;
@@ -267,38 +264,28 @@ impl PyramidConfig {
 
 /// How many landmarks the mechanism pools, where it says so.
 fn pooled_count(mechanism: &Mechanism) -> Option<usize> {
-    let landmarks = match mechanism {
-        Mechanism::Soft(m) | Mechanism::SoftPp(m) => m.landmarks,
-        Mechanism::Laplacian(m) => m.landmarks,
-        _ => return None,
-    };
-    if let Landmarks::Pool(PoolWindows::Count(count)) = landmarks { Some(count) } else { None }
+    match mechanism.landmark_kind() {
+        Some(Landmarks::Pool(PoolWindows::Count(count))) => Some(count),
+        _ => None,
+    }
 }
 
 /// The mechanism with `count` windows, or with windows of `ratio`, or, for a ratio of 1, without landmarks.
 fn with_windows(mechanism: Mechanism, ratio: usize, count: Option<usize>) -> Mechanism {
     let whole = ratio == 1 && count.is_none();
-    let windows = |landmarks| match (landmarks, count) {
-        (Landmarks::Pool(_) | Landmarks::Conv { .. } | Landmarks::Stride { .. }, Some(count)) => {
-            Landmarks::Pool(PoolWindows::Count(count))
-        }
-        (Landmarks::Pool(_), None) => Landmarks::Pool(PoolWindows::Ratio(ratio)),
-        (Landmarks::Conv { .. }, None) => Landmarks::Conv { ratio },
-        (Landmarks::Stride { .. }, None) => Landmarks::Stride { ratio },
-        (counted, _) => counted,
-    };
-    let soft = |m: Soft| {
-        let (landmarks, act) = (if whole { Landmarks::All } else { windows(m.landmarks) }, m.landmark_act && !whole);
-        m.with_landmarks(landmarks).with_landmark_act(act)
-    };
+    let all = |m: Soft| m.with_landmarks(Landmarks::All).with_landmark_act(false);
     match mechanism {
-        Mechanism::Soft(m) => Mechanism::Soft(soft(m)),
-        Mechanism::SoftPp(m) => Mechanism::SoftPp(soft(m)),
+        Mechanism::Soft(m) if whole => Mechanism::Soft(all(m)),
+        Mechanism::SoftPp(m) if whole => Mechanism::SoftPp(all(m)),
         Mechanism::Laplacian(m) if whole => Mechanism::LaplacianExact(m.exact()),
-        Mechanism::Laplacian(mut m) => {
-            m.landmarks = windows(m.landmarks);
-            Mechanism::Laplacian(m)
-        }
-        other => other,
+        other => other.with_landmarks(|landmarks| match (landmarks, count) {
+            (Landmarks::Pool(_) | Landmarks::Conv { .. } | Landmarks::Stride { .. }, Some(count)) => {
+                Landmarks::Pool(PoolWindows::Count(count))
+            }
+            (Landmarks::Pool(_), None) => Landmarks::Pool(PoolWindows::Ratio(ratio)),
+            (Landmarks::Conv { .. }, None) => Landmarks::Conv { ratio },
+            (Landmarks::Stride { .. }, None) => Landmarks::Stride { ratio },
+            (counted, _) => counted,
+        }),
     }
 }

@@ -110,7 +110,7 @@ fn four_values(
         Structure::Features(structure) => (features::hop(call, structure, affinity.scale()), None),
         _ => return Err(unsupported(id, "this structure with Strategy::Composed").into()),
     };
-    let hop = match value_filter::of(call, mechanism, &m, extras) {
+    let hop = match value_filter::of(call, mechanism, extras) {
         Some(filter) => hop.with_filter(filter),
         None => hop,
     };

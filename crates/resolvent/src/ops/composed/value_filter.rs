@@ -8,21 +8,12 @@ use burn::tensor::{
 use resolvent_kernels::Parameter;
 
 use super::{Call, absent, hop::Filter};
-use crate::{
-    Mechanism, Shape,
-    mechanism::{Composed, Structure},
-    ops::Extras,
-};
+use crate::{Mechanism, Shape, ops::Extras};
 
 /// The filter of a call that has one.
-pub(super) fn of<'a>(call: &'a Call, mechanism: &Mechanism, m: &Composed, extras: &Extras) -> Option<Filter<'a>> {
+pub(super) fn of<'a>(call: &'a Call, mechanism: &Mechanism, extras: &Extras) -> Option<Filter<'a>> {
     let weight = extras.like(Parameter::ValueWeight, &call.v)?;
-    let size = match (mechanism, &m.structure) {
-        // Of all tokens, too, where the structure has no landmarks.
-        (Mechanism::Soft(m) | Mechanism::SoftPp(m), _) => (m.value_conv, m.grid),
-        (_, Structure::Nystrom(m)) => (m.value_conv, m.grid),
-        _ => return None,
-    };
+    let size = (mechanism.value_conv(), mechanism.grid());
     Some(Box::new(move |v| absent(call.of_keys(filtered(call, v, size, &weight)), &call.no_query)))
 }
 
