@@ -230,8 +230,8 @@ fn a_fit_is_trained_with() {
         (&["train", "--set", "fit=none.json", "--out", "z"], "none.json"),
         (&["train", "--config", "again.toml", "--set", "model.heads=1", "--out", "z"], "`fit` has a layer `blocks.0`"),
     ] {
-        let told = sandbox.run(args).failure(1);
-        assert!(told.contains(expected), "{args:?}: {told}");
+        let outcome = sandbox.run(args);
+        assert!(outcome.failure(1).contains(expected), "{args:?}: {}", outcome.stderr);
     }
     assert!(!sandbox.path("z").exists());
 }

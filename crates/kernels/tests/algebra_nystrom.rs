@@ -404,3 +404,21 @@ fn outputs(p: &Problem) -> resolvent_kernels::Result<Vec<f64>> {
     op.forward(&inputs, &p.mask(), &mut out, &mut stats, &mut Scratch::default())?;
     Ok(out.into_iter().map(f64::from).collect())
 }
+
+/// A call may say which tokens are landmarks wherever some are drawn.
+#[test]
+fn landmarks_of_a_composition_may_be_picked() {
+    let of = |landmarks: &str| {
+        let parts = format!(r#""structure": {{"kind": "nystrom", "landmarks": {landmarks}}}, "normalisation": "row""#);
+        let json = format!(r#"{{"mechanism": "composed", "score": "gaussian", {parts}}}"#);
+        problem(Mechanism::from_json(&json).unwrap(), Shape::square(2, 2, 13, 6), 3)
+    };
+    let first = of(r#"{"kind": "first", "count": 4}"#);
+    for strategy in [Strategy::Fused, Strategy::Reference] {
+        let mut drawn = of(r#"{"kind": "random", "count": 4, "seed": 5}"#);
+        let expected = first.solve::<f32>(strategy, None).unwrap();
+        assert_ne!(drawn.solve::<f32>(strategy, None).unwrap(), expected);
+        drawn.landmark_indices = Some([0, 1, 2, 3].repeat(2));
+        assert_eq!(drawn.solve::<f32>(strategy, None).unwrap(), expected);
+    }
+}

@@ -357,11 +357,39 @@ fn seeds_reach_what_is_drawn() {
 
 #[test]
 fn a_configured_number_of_landmarks_stays() {
-    let given = |count: &str| {
-        Mechanism::from_json(&format!(r#"{{"mechanism": "soft", "landmarks": {{"kind": "given"{count}}}}}"#)).unwrap()
-    };
-    assert_eq!(given("").with_given_landmarks(5), given(r#", "count": 5"#));
-    assert_eq!(given(r#", "count": 3"#).with_given_landmarks(5), given(r#", "count": 3"#));
+    for [begin, end] in [
+        [r#"{"mechanism": "soft", "#, "}"],
+        [r#"{"mechanism": "composed", "score": "levy", "structure": {"kind": "nystrom", "#, "}}"],
+    ] {
+        let given = |count: &str| {
+            Mechanism::from_json(&format!(r#"{begin}"landmarks": {{"kind": "given"{count}}}{end}"#)).unwrap()
+        };
+        assert_eq!(given("").with_given_landmarks(5), given(r#", "count": 5"#));
+        assert_eq!(given(r#", "count": 3"#).with_given_landmarks(5), given(r#", "count": 3"#));
+    }
+}
+
+/// Fields of landmarks are those of whatever mechanism has landmarks.
+#[test]
+fn landmarks_are_told_of_and_changed_whatever_has_them() {
+    let nystrom = r#""structure": {"kind": "nystrom", "grid": [3, 4], "value_conv": 3, "landmarks": {"kind": "random", "count": 5, "seed": 7}}"#;
+    let soft = r#""grid": [3, 4], "value_conv": 3, "landmarks": {"kind": "random", "count": 5, "seed": 7}"#;
+    for json in [
+        format!(r#"{{"mechanism": "composed", "score": "levy", {nystrom}}}"#),
+        with("soft", soft),
+        with("soft-pp", soft),
+    ] {
+        let m = Mechanism::from_json(&json).unwrap();
+        assert_eq!((m.drawn_landmarks(), m.grid(), m.value_conv()), (Some(5), Some([3, 4]), 3), "{json}");
+        let first = m.clone().with_landmarks(|_| Landmarks::First { count: 2 }).with_grid(Some([4, 3])).with_grid(None);
+        assert_eq!(first.landmark_kind(), Some(Landmarks::First { count: 2 }), "{json}");
+        assert_eq!((first.drawn_landmarks(), first.grid()), (None, Some([4, 3])), "{json}");
+        let Some(Landmarks::Random { seed, .. }) = m.with_seed(9).landmark_kind() else { panic!("{json}") };
+        assert_eq!(seed, 9);
+    }
+    let dense = Mechanism::preset("softmax").unwrap();
+    assert_eq!((dense.landmark_kind(), dense.grid(), dense.value_conv()), (None, None, 0));
+    assert_eq!(dense.clone().with_landmarks(|_| Landmarks::All).with_grid(Some([2, 2])), dense);
 }
 
 #[test]

@@ -279,6 +279,13 @@ fn a_number_of_landmarks_reaches_pooled_stages_alone() {
     let own = mechanism(r#"{"mechanism": "soft", "landmarks": {"kind": "pool", "count": 9}}"#);
     let config = PyramidConfig { mechanism: own, ..preset("soft-mini") };
     assert_eq!(config.landmarks([32, 32]), [Some(9), Some(9), Some(9), None]);
+    // So do those of a composition: it has the windows of its stages.
+    let own = r#"{"mechanism": "composed", "score": "levy", "structure": {"kind": "nystrom"}, "normalisation": "row"}"#;
+    let config = PyramidConfig { mechanism: mechanism(own), ..preset("soft-mini") };
+    config.validate().unwrap();
+    assert_eq!(config.landmarks([96, 64])[..3], preset("soft-mini").landmarks([96, 64])[..3]);
+    let counted_windows = PyramidConfig { landmark_count: Some(6), ..config };
+    assert_eq!(counted_windows.landmarks([96, 64])[..3], [Some(6); 3]);
     let refused = |count: usize, image: [usize; 2]| {
         let config = PyramidConfig { landmark_count: Some(count), ..preset("soft-mini") }.for_pictures(image, 3, 10);
         config.validate().unwrap_err().to_string()

@@ -48,7 +48,7 @@ fn check_slice(call: &Call<'_>, m: &Composed, slice: usize) -> Result<()> {
     let Shape { heads, head_dim, .. } = call.shape;
     let of = |p| parameter(call, m, p, slice % heads);
     let [q, k] = largest(call, slice).map(f64::from);
-    bound(&m.score, head_dim, &of, [q, k]).map_or(Ok(()), |bound| bound.check())?;
+    bound(&m.score, head_dim, of, [q, k]).map_or(Ok(()), |bound| bound.check())?;
     // Landmarks may lie on tokens: how small they are is no matter.
     let (name, landmark) = largest_landmark(call, slice);
     let tensors = [if q >= k { "q" } else { "k" }, name];

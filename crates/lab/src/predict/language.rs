@@ -13,7 +13,7 @@ use crate::{
     data::Vocabulary,
     exchange::ModelAttention,
     generate::Generator,
-    train::{self, Corpus, PackedWeights, Task},
+    train::{self, Corpus, PackedWeights},
 };
 
 /// Memory of a model's weights.

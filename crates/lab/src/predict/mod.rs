@@ -13,7 +13,7 @@ use crate::{
     Result,
     checkpoint::{Checkpoint, Expectation, PairExpectation, TextExpectation},
     data::{Padded, Vocabulary, by_budget},
-    train::{self, BATCH_TOKENS},
+    train::{self, BATCH_TOKENS, Pairs, Texts},
 };
 
 pub use language::{Weights, language_model};

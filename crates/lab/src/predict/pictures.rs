@@ -16,7 +16,7 @@ use crate::{
     source::entries,
     stats::probabilities,
     stop,
-    train::{self, PictureModel},
+    train::{self, PictureModel, Pictures},
 };
 
 /// Pictures that are read and shown to the model at once.

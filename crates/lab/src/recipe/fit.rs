@@ -90,7 +90,7 @@ mod tests {
         let again = Recipe::from_toml(&recipe.to_toml().unwrap(), "again").unwrap();
         assert_eq!(again, recipe);
         let without = recipe.with(&["fit=none".parse().unwrap()]).unwrap();
-        assert_eq!((without.fit, without.attention_name()), (None, "softmax"));
+        assert_eq!((without.attention_name(), without.fit), ("softmax", None));
 
         let one = FILE.replace("blocks.0", "blocks.1").replace("null, \"causal", "0.5, \"causal");
         write("one.json", &one);

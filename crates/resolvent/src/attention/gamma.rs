@@ -4,7 +4,7 @@ use burn::{module::Param, tensor::Tensor};
 use resolvent_kernels as kernels;
 
 use super::MultiHeadAttention;
-use crate::{Mechanism, Parameter, Result, mechanism::Series};
+use crate::{Parameter, Result, mechanism::Series};
 
 impl MultiHeadAttention {
     /// The same function without a decay: `gamma` becomes a factor on the rows of the output projection, and 1 in the

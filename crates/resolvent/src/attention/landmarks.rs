@@ -5,10 +5,7 @@ use burn::{
     tensor::{Device, Distribution, Tensor, TensorData},
 };
 
-use crate::{
-    Extras, Mechanism, Parameter, Shape,
-    mechanism::{Landmarks, Structure},
-};
+use crate::{Extras, Mechanism, Parameter, Shape, mechanism::Landmarks};
 
 /// The mechanism's own filters and norms, as far as its configuration has them. Filters lie flat, one row per channel or
 /// head that they make; [`Mechanism::parameter_shape`] says what a row is.

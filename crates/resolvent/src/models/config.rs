@@ -13,7 +13,7 @@ use super::{
 };
 use crate::{
     Error, Mechanism, Parameter, Precision, Result, Strategy,
-    attention::{CodebookConfig, GammaSchedule, MultiHeadAttentionConfig, Trained, field, grid_of},
+    attention::{CodebookConfig, GammaSchedule, MultiHeadAttentionConfig, Trained, field},
 };
 
 /// Of the layer norms of vision transformers.

@@ -102,7 +102,7 @@ pub(super) fn forward(head: &Head, mechanism: &Mechanism, m: &Composed) -> Resul
     // Whether a path of any length may lead from a query to a key.
     let reaches =
         |i: usize, j: usize| head.keep_query[i] && head.keep_key[j] && (!head.causal || j / block <= i / block);
-    let weights = series::total(head, &m.series, &weights(head, mechanism, m, &hop), reaches)?;
+    let weights = series::total(head, &m.series, &weights(head, mechanism, &hop), reaches)?;
     Ok(HeadForward { weights, ..hop.report(head, m) })
 }
 
@@ -115,7 +115,7 @@ pub(super) fn backward(
     dout: &Matrix,
 ) -> Result<HeadGradients> {
     let hop = Hop::of(head, mechanism, m)?;
-    let weights = weights(head, mechanism, m, &hop);
+    let weights = weights(head, mechanism, &hop);
     let (dweights, dgamma) = series::backward(head, &m.series, &weights, &saved.weights, dout);
     let HopGradients { dq, dk, mut parameters } = hop.backward(head, &head.with_dropout(&dweights));
     parameters.push((Parameter::Gamma, vec![dgamma]));
@@ -126,7 +126,7 @@ pub(super) fn backward(
 }
 
 /// The weights of one hop: after dropout, and with the filter over the values, where there are such.
-fn weights(head: &Head, mechanism: &Mechanism, m: &Composed, hop: &Hop<'_>) -> Matrix {
+fn weights(head: &Head, mechanism: &Mechanism, hop: &Hop<'_>) -> Matrix {
     let weights = head.with_dropout(&hop.weights());
     match ValueFilter::of(mechanism) {
         Some(filter) => weights.plus(&filter.matrix(head)),

@@ -1,10 +1,7 @@
 //! The filter over the values' tokens that is added to the output. "Softmax-free Linear Transformers", the authors' code.
 
 use super::super::{head::Head, matrix::Matrix};
-use crate::{
-    Mechanism, Parameter,
-    mechanism::{Composed, Structure},
-};
+use crate::{Mechanism, Parameter};
 
 /// A filter of `width` taps along each axis.
 pub(super) struct ValueFilter {

@@ -8,9 +8,7 @@ use burn::{
 use super::{GammaSchedule, MultiHeadAttentionConfig, ProjectionConfig, with_tied};
 use crate::{
     Error, Mechanism, Parameter, Shape,
-    attention::{
-        BiasTable, Codebook, LandmarkParameters, Learned, MultiHeadAttention, OrthogonalMaps, ValueFilter, gamma,
-    },
+    attention::{BiasTable, Codebook, LandmarkParameters, Learned, MultiHeadAttention, OrthogonalMaps, ValueFilter},
     ternary::Packed,
 };
 

@@ -6,7 +6,7 @@ use super::{MultiHeadAttentionConfig, field};
 use crate::{
     Error, Mechanism, Parameter, Precision, Shape, Strategy,
     attention::Learned,
-    mechanism::{Bias, GlobalTokens, Landmarks, Ssa, Structure},
+    mechanism::{Bias, GlobalTokens, Landmarks, Ssa},
 };
 
 impl MultiHeadAttentionConfig {

@@ -4,7 +4,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::{
     Error, Mechanism, Parameter, Precision, Result, Strategy,
-    attention::{MultiHeadAttentionConfig, Trained, ValueConv, field, grid_of},
+    attention::{MultiHeadAttentionConfig, Trained, ValueConv, field},
     mechanism::{Landmarks, PoolWindows, Soft},
     models::{
         Activation, NormOrder, Pool,
