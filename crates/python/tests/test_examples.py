@@ -104,6 +104,70 @@ def test_shares_are_of_what_is_seen(monkeypatch, means):
     assert got == pytest.approx((float(seen.sum()) / every, float(far.sum()) / every if means else 0.0), abs=1e-12)
 
 
+#: In place of a checkout: softmax by the names of MonarchAttention, which tells how it has been made.
+RIVAL = """
+import enum
+from torch.nn.functional import scaled_dot_product_attention
+
+PadType = enum.Enum("PadType", "pre post")
+made = []
+
+class MonarchAttention:
+    def __init__(self, block_size, num_steps, pad_type, impl):
+        made.append((block_size, num_steps, pad_type.name, impl))
+
+    def __call__(self, q, k, v):
+        return scaled_dot_product_attention(q, k, v)
+"""
+
+
+@pytest.mark.skipif(not BENCHES.is_dir(), reason="the benches are not beside the package")
+@pytest.mark.parametrize("kind", ["text", "vision"])
+def test_attention_dropped_into_trained_models(monkeypatch, tmp_path, kind):
+    monkeypatch.syspath_prepend(str(BENCHES))
+    bench = importlib.import_module("drop_in")
+    weights, written = tmp_path / "model.safetensors", tmp_path / "drop_in.json"
+    sizes = {"tokens": 64, "width": 32, "layers": 1, "samples": 3, "measured": 4, "seeds": 2, "rounds": 1}
+    arguments = ["--model", kind, *(f"--{name}={value}" for name, value in sizes.items()), "--fit", "--weights", str(weights)]
+    (tmp_path / "ma").mkdir()
+    (tmp_path / "ma/monarch_attention.py").write_text(RIVAL, encoding="utf-8")
+    for name in ("ma", "ma.monarch_attention"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    results = bench.main([*arguments, f"--json={written}", f"--monarch={tmp_path}"])
+    stored = json.loads(written.read_text(encoding="utf-8"))
+    assert stored["rows"] == results["rows"] and sum(stored["training"]["examples"].values()) > 0
+    assert all(abs(row["cosine"] - 1) < 1e-9 and row["agreement"] == 1 for row in results["rows"]["softmax"])
+    rivals = {name: results["rows"].pop(name) for name in list(results["rows"]) if name.startswith("MonarchAttention")}
+    assert len(rivals) == 5 and all(abs(row["tokens"] - 1) < 1e-9 for rows in rivals.values() for row in rows)
+    padded = {"text": "post", "vision": "pre"}[kind]
+    assert sys.modules["ma.monarch_attention"].made[:2] == [(8, 1, padded, "torch"), (8, 2, padded, "torch")]
+    near, far = (results["rows"][name][0]["tokens"] for name in ("routed, 128 clusters, 8 routes, 8 outliers", "uniform"))
+    assert far < near <= 1 + 1e-9
+    assert results["cost"]["softmax"]["exact"] == 1 and 0 < results["cost"]["routed"]["exact"] < 1
+    assert bench.main(arguments)["rows"] == results["rows"], "weights that were written are read again"
+
+
+@pytest.mark.skipif(not BENCHES.is_dir(), reason="the benches are not beside the package")
+def test_shares_of_both_directions_are_of_what_is_seen(monkeypatch):
+    monkeypatch.syspath_prepend(str(BENCHES))
+    import resolvent
+    from formulas import visible
+    from formulas_of_structures import Plan, sight
+
+    bench = importlib.import_module("drop_in")
+    q, k, v = (torch.randn(1, 2, 70, 8) for _ in range(3))
+    for fields in ({"clusters": 9, "routes": 2}, {"clusters": 9, "routes": 3, "outlier_globals": 4}):
+        mechanism = resolvent.Mechanism.from_dict({"mechanism": "routed", "structure": fields})
+        seen, _, _ = sight(Plan(resolvent.clusters(q, k, v, mechanism), (1, 2, 70, 70)), visible(q, k), False, None)
+        assert bench.share(mechanism, (q, k, v)) == pytest.approx(float(seen.sum()) / (2 * 70 * 70), abs=1e-12)
+    every = sum(abs(i - j) < 5 for i in range(70) for j in range(70)) / 70**2
+    assert bench.share(resolvent.Mechanism("local", window=5), (q, k, v)) == pytest.approx(every, abs=1e-12)
+    assert bench.window_of(every, 70) == 5
+    heads = resolvent.HeadMechanisms([([1], resolvent.Mechanism("local", window=5)), ([0], "softmax")])
+    assert bench.share(heads, (q, k, v)) == pytest.approx((1 + every) / 2, abs=1e-12)
+    assert bench.paired([1.0, 2.0, 4.0], [0.5, 1.0, 2.0])["p"] == pytest.approx(0.11808, abs=1e-4)
+
+
 @pytest.mark.skipif(not BENCHES.is_dir(), reason="the benches are not beside the package")
 def test_shards_tell_what_they_send(tmp_path):
     written = tmp_path / "shards.json"
