@@ -305,5 +305,5 @@ fn a_trained_model_takes_its_fit() {
         .run(&["eval", "--checkpoint", "run", "--data", tiny::DATA, "--attention", "other.json"])
         .failure(1)
         .to_owned();
-    assert!(refused.contains("3 heads in the fit, 2 in the model"), "{refused}");
+    assert!(refused.contains("has a layer `blocks.0` of 3 heads, the model one of 2"), "{refused}");
 }

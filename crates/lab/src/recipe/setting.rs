@@ -8,8 +8,9 @@ use super::document::invalid;
 use crate::{Error, Result};
 
 /// Fields that may be `none`, as where nothing is said of them.
-const OPTIONAL: [&str; 18] = [
+const OPTIONAL: [&str; 19] = [
     "data",
+    "fit",
     "model.tied",
     "model.kv_heads",
     "model.codebook",
