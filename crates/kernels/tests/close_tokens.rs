@@ -283,8 +283,8 @@ fn close_queries_may_be_padded() {
             let mut p = close_queries(score, ["pool", "85"], "", (170, 1e-2));
             p.query_mask = Some((0..170).map(|token| (first..last).contains(&token)).collect());
             let (got, expected) = (p.solve::<f32>(Strategy::Fused, None).unwrap(), p.reference());
-            let worst = differences(&got, &expected).into_iter().filter(|(_, error)| *error > 2e-2).collect::<Vec<_>>();
-            assert!(worst.is_empty() || last == 0, "{score}, {first} to {last}: {worst:?}");
+            let off = differences(&got, &expected).into_iter().filter(|(_, error)| *error > 2e-3).collect::<Vec<_>>();
+            assert!(off.is_empty(), "{score}, {first} to {last}: {off:?}");
             assert!(got.values().flatten().all(|x| x.is_finite()), "{score}, {first} to {last}");
         }
     }
