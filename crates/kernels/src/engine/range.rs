@@ -18,7 +18,7 @@ const LOGITS: [f64; 2] = [1e-15, 1e15];
 const SQUARED_LOGITS: [f64; 2] = [1e-7, 1e7];
 /// Squared distances in units of the score's, of which the kernels have a gradient.
 const MOST_SQUARE: f64 = (1_u64 << 46) as f64;
-/// Least distance of the largest: f32 holds its square, and that of tokens a hundred times nearer.
+/// What the largest distance is at least: f32 then has room for the squares of those that are a hundred times smaller.
 const LEAST_DISTANCE: f64 = 1e-16;
 /// Largest distance in units of the score's.
 const MOST_DISTANCE: f64 = 1e17;
@@ -32,8 +32,9 @@ struct Bound {
     most: f64,
     /// By which power of one tensor's entries `got` grows.
     power: f64,
-    /// Those entries, of the tensors `q` and `k` or what stands in their place.
+    /// The largest entries of two tensors: queries and keys, or tokens and given landmarks.
     largest: [f64; 2],
+    /// The names of both, as errors tell them.
     tensors: [&'static str; 2],
 }
 

@@ -165,29 +165,31 @@ pub enum InverseGradient {
 
 /// Landmarks of whatever mechanism has them, and their grid.
 impl Mechanism {
-    /// Where the landmarks come from, where tokens meet through some; [`Landmarks::All`] where they do not, but could.
-    pub const fn landmark_kind(&self) -> Option<Landmarks> {
+    const fn landmark_fields(&self) -> Option<(Landmarks, Option<[usize; 2]>)> {
         match self {
-            Self::Soft(m) | Self::SoftPp(m) => Some(m.landmarks),
-            Self::Laplacian(m) => Some(m.landmarks),
+            Self::Soft(m) | Self::SoftPp(m) => Some((m.landmarks, m.grid)),
+            Self::Laplacian(m) => Some((m.landmarks, m.grid)),
             Self::Composed(m) => match &m.structure {
-                Structure::Nystrom(m) => Some(m.landmarks),
+                Structure::Nystrom(m) => Some((m.landmarks, m.grid)),
                 _ => None,
             },
             _ => None,
         }
     }
 
+    /// Where the landmarks come from, of a mechanism that is configured with some; [`Landmarks::All`] says that there are none.
+    pub const fn landmark_kind(&self) -> Option<Landmarks> {
+        match self.landmark_fields() {
+            Some((landmarks, _)) => Some(landmarks),
+            None => None,
+        }
+    }
+
     /// Height and width of the tokens that landmarks and filters over values are made on; none of a sequence.
     pub const fn grid(&self) -> Option<[usize; 2]> {
-        match self {
-            Self::Soft(m) | Self::SoftPp(m) => m.grid,
-            Self::Laplacian(m) => m.grid,
-            Self::Composed(m) => match &m.structure {
-                Structure::Nystrom(m) => m.grid,
-                _ => None,
-            },
-            _ => None,
+        match self.landmark_fields() {
+            Some((_, grid)) => grid,
+            None => None,
         }
     }
 

@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use resolvent::attention::MultiHeadAttention;
-use serde::{Deserialize, Deserializer, Serializer, de::Error as _, ser::Error as _};
+use serde::{Deserialize, Deserializer, Serialize, Serializer, de::Error as _, ser::Error as _};
 use serde_json::Value;
 use toml::Table;
 
@@ -22,10 +22,14 @@ pub(super) fn deserialize<'de, D: Deserializer<'de>>(d: D) -> std::result::Resul
 
 /// Its tables.
 pub(super) fn serialize<S: Serializer>(fit: &Option<FitFile>, s: S) -> std::result::Result<S::Ok, S::Error> {
-    use serde::Serialize;
-    let mut value = serde_json::to_value(fit).map_err(S::Error::custom)?;
+    spelt(fit).map_err(S::Error::custom)?.serialize(s)
+}
+
+/// A fit without null, which TOML has not.
+fn spelt(fit: &Option<FitFile>) -> serde_json::Result<Value> {
+    let mut value = serde_json::to_value(fit)?;
     mechanism::spell(&mut value);
-    value.serialize(s)
+    Ok(value)
 }
 
 /// Puts what the file of a fit holds in the place of its name, which is found from `folder`: runs keep what they were trained with,
@@ -33,9 +37,9 @@ pub(super) fn serialize<S: Serializer>(fit: &Option<FitFile>, s: S) -> std::resu
 pub(super) fn embed(document: &mut Table, folder: &Path, recipe: &str) -> Result<()> {
     let Some(toml::Value::String(name)) = document.get(FIT) else { return Ok(()) };
     let fit = FitFile::read(&folder.join(name))?;
-    let mut value = serde_json::to_value(&fit).unwrap_or_default();
-    mechanism::spell(&mut value);
-    let table = Table::try_from(value).map_err(|e| invalid(recipe, FIT, format!("cannot be written as TOML: {e}")))?;
+    let unwritten = |why: String| invalid(recipe, FIT, format!("cannot be written as TOML: {why}"));
+    let value = spelt(&Some(fit)).map_err(|e| unwritten(e.to_string()))?;
+    let table = Table::try_from(value).map_err(|e| unwritten(e.to_string()))?;
     document.insert(FIT.into(), table.into());
     Ok(())
 }
