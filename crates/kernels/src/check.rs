@@ -72,6 +72,19 @@ pub(crate) fn tensors<T>(
     length(op, "v", inputs.v.len(), v, "expected batch * heads * seq_kv * value_dim")
 }
 
+/// Heads of queries to one of `kv_heads` heads of keys.
+pub(crate) fn sharing(mechanism: &Mechanism, heads: usize, kv_heads: usize) -> Result<usize> {
+    if kv_heads == 0 || !heads.is_multiple_of(kv_heads) {
+        let got = format!("{kv_heads} for {heads} heads");
+        return Err(Error::OutOfRange { field: "kv_heads", got, expected: "a divisor of the heads" });
+    }
+    if kv_heads != heads && mechanism.tied() {
+        let why = "queries are keys, so that there are as many heads of both; set tied to false";
+        return Err(Error::Unsupported { mechanism: mechanism.id(), what: "kv_heads below heads", why });
+    }
+    Ok(heads / kv_heads)
+}
+
 /// Whether keys are given as the mechanism wants them.
 pub(crate) fn keys(op: &'static str, given: bool, mechanism: &Mechanism) -> Result<()> {
     let problem = match (given, mechanism.tied()) {

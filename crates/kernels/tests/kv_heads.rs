@@ -4,8 +4,8 @@ mod support;
 
 use half::bf16;
 use resolvent_kernels::{
-    Element, Error, ExtraGradients, Extras, Gradients, Inputs, Mask, Mechanism, Operator, Parameter, Result, Scratch,
-    Shape, Strategy,
+    Cache, ClusterPlan, Element, Error, ExtraGradients, Extras, Gradients, Inputs, Mask, Mechanism, Operator,
+    Parameter, Result, Scratch, Shape, Strategy,
 };
 
 const SHAPE: Shape = Shape { batch: 2, heads: 6, seq_q: 9, seq_kv: 9, head_dim: 5, value_dim: 4 };
@@ -65,6 +65,87 @@ fn shared_heads_are_repeated_ones() {
             assert_eq!(got, expected, "{id}, {kv_heads}");
         }
     }
+}
+
+/// Clusters are made of keys alone where queries choose among them, so that heads that share keys share these: made once, and no other
+/// than those of every head by itself.
+#[test]
+fn heads_that_share_keys_share_their_clusters() {
+    let shape = Shape { heads: 6, seq_q: 40, seq_kv: 40, ..SHAPE };
+    let (k_len, v_len) = (40 * 5, 40 * 4);
+    for (n, (clusters, fields)) in [
+        (5, r#""routes": 2"#),
+        (4, r#""routes": 1, "outlier_globals": 3, "cluster_metric": "cosine", "seed": 3"#),
+        (3, r#""causal": true, "causal_clusters": {"kind": "segment", "size": 12}"#),
+        (3, r#""causal": true, "causal_clusters": {"kind": "segment", "size": 7}, "global_tokens": 2"#),
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        let json = format!(r#"{{"mechanism": "routed", "clusters": {clusters}, {fields}}}"#);
+        let mechanism = Mechanism::from_json(&json).unwrap();
+        let book = numbers::<f32>(6 * clusters * 5, n + 4);
+        // A codebook is of heads of queries: with one, heads that share keys have clusters of their own.
+        for (kv_heads, strategy) in [(1, Strategy::Auto), (2, Strategy::Auto), (3, Strategy::Reference)] {
+            for book in [None, Some(&book[..])] {
+                let op = Operator::new(&mechanism, shape, false, strategy).unwrap();
+                let (q, keep) = (numbers::<f32>(shape.q_len(), n), (0..80).map(|n| n % 7 != 3).collect::<Vec<_>>());
+                let (k, v) = (numbers::<f32>(2 * kv_heads * k_len, n + 1), numbers::<f32>(2 * kv_heads * v_len, n + 2));
+                let (each_k, each_v) = (repeated(&k, k_len, 6 / kv_heads), repeated(&v, v_len, 6 / kv_heads));
+                let mask = Mask::padding(&keep);
+                let extras = book.map_or(Extras::default(), |book| Extras::default().with_codebook(book));
+                let inputs = |k, v| Inputs { q: &q, k: Some(k), v, extras };
+                let grouped = op.clone().with_kv_heads(kv_heads).unwrap();
+                let plan = grouped.clusters(&inputs(&k, &v), &mask).unwrap().into_owned();
+                let own = op.clusters(&inputs(&each_k, &each_v), &mask).unwrap();
+                assert_eq!(&plan, own.as_ref(), "{json}, {kv_heads}");
+                let run = |op: &Operator, k, v| {
+                    let (mut out, mut stats) = (vec![0.0; op.out_len()], vec![0.0; op.plan().stats]);
+                    op.forward(&inputs(k, v), &mask, &mut out, &mut stats, &mut Scratch::default()).unwrap();
+                    out
+                };
+                assert_eq!(run(&grouped, &k, &v), run(&op, &each_k, &each_v), "{json}, {kv_heads}");
+                if strategy == Strategy::Auto {
+                    let alone = ClusterPlan::with_kv_heads(&mechanism, &shape, kv_heads, &q, &k, book, &mask);
+                    assert_eq!(plan, alone.unwrap());
+                    let error = ClusterPlan::new(&mechanism, &shape, &q, &k, book, &mask).unwrap_err();
+                    assert!(matches!(error, Error::Length { tensor: "k", .. }), "{error}");
+                }
+            }
+        }
+    }
+}
+
+/// What a cache keeps of a head of keys serves all of its heads of queries, until one of these has a codebook of its own.
+#[test]
+fn caches_keep_the_clusters_of_shared_heads_once() {
+    let json =
+        r#"{"mechanism": "routed", "clusters": 3, "causal": true, "causal_clusters": {"kind": "segment", "size": 8}}"#;
+    let mechanism = Mechanism::from_json(json).unwrap();
+    let (cache, book) = (|| Cache::new(&mechanism, 2, 6, 5, 4, 40).unwrap(), numbers::<f32>(6 * 3 * 5, 77));
+    for books in [[false; 6], [false, false, true, true, false, true], [true; 6]] {
+        let (mut own, mut grouped) = (cache(), cache().with_kv_heads(2).unwrap());
+        for (step, (new, has_book)) in [3, 9, 1, 1, 7, 1].into_iter().zip(books).enumerate() {
+            let numbers = |heads: usize, channels, seed| numbers::<f32>(2 * heads * new * channels, 5 * step + seed);
+            let (q, k, v) = (numbers(6, 5, 0), numbers(2, 5, 1), numbers(2, 4, 2));
+            let (each_k, each_v) = (repeated(&k, new * 5, 3), repeated(&v, new * 4, 3));
+            let keep: Vec<bool> = (0..2 * new).map(|n| (n + step) % 5 != 1).collect();
+            let extras = if has_book { Extras::default().with_codebook(&book) } else { Extras::default() };
+            let rows = |cache: &mut Cache, k, v| {
+                let mut out = vec![f32::NAN; 2 * 6 * new * 4];
+                cache.step_masked(&Inputs { q: &q, k: Some(k), v, extras }, &Mask::padding(&keep), &mut out).unwrap();
+                out
+            };
+            let got = rows(&mut grouped, &k, &v);
+            assert_eq!(got, rows(&mut own, &each_k, &each_v), "step {step}, {books:?}");
+            (own, grouped) = (own.select(&[1, 0]), grouped.select(&[1, 0]));
+        }
+        let shared = 2 * grouped.bytes() < own.bytes();
+        assert_eq!(shared, books == [false; 6], "{} and {} bytes", grouped.bytes(), own.bytes());
+    }
+    let tied = Mechanism::from_json(r#"{"mechanism": "softmax", "tied": true, "causal": true}"#).unwrap();
+    let error = Cache::new(&tied, 1, 4, 2, 2, 8).unwrap().with_kv_heads(2).unwrap_err();
+    assert!(matches!(error, Error::Unsupported { what: "kv_heads below heads", .. }), "{error}");
 }
 
 #[test]

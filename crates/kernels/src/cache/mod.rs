@@ -18,7 +18,7 @@ use self::{
     reach::keeps_rows,
     rows::{BucketTable, Queries, Rows},
     store::Store,
-    support::{check_support, largest, map_of, new_tokens, sharing, store_of},
+    support::{check_support, largest, map_of, new_tokens, store_of},
     tokens::Tokens,
 };
 use crate::{
@@ -82,7 +82,7 @@ pub struct Cache {
     clusters: Vec<Past>,
     /// The same of the structure `features`.
     features: Vec<Sums>,
-    /// The same of causal segments.
+    /// The same of causal segments, of every head of keys; of queries, once there is a codebook.
     routed: Vec<Routed>,
 }
 
@@ -140,9 +140,9 @@ impl Cache {
     /// steps then take `k` and `v` of `kv_heads`.
     ///
     /// # Errors
-    /// [`Error::OutOfRange`] unless `kv_heads` divides the heads; [`Error::Memory`].
+    /// [`Error::OutOfRange`] unless `kv_heads` divides the heads; [`Error::Unsupported`] for fewer where queries are keys; [`Error::Memory`].
     pub fn with_kv_heads(mut self, kv_heads: usize) -> Result<Self> {
-        self.sharing = sharing(&self.mechanism, self.token.heads, kv_heads)?;
+        self.sharing = check::sharing(&self.mechanism, self.token.heads, kv_heads)?;
         self.store = store_of(&self.mechanism, &self.token, kv_heads);
         self.largest = vec![0.0; self.kv_slices()];
         self.clear();
@@ -196,7 +196,8 @@ impl Cache {
         assert!(!rows.is_empty(), "a cache is of one sequence at least");
         let (batch, heads) = (self.token.batch, self.token.heads);
         let clusters = rows.iter().flat_map(|row| self.clusters.chunks(heads).nth(*row).unwrap_or_default().to_vec());
-        let routed = rows.iter().flat_map(|row| self.routed.chunks(heads).nth(*row).unwrap_or_default().to_vec());
+        let pasts = (self.routed.len() / batch).max(1);
+        let routed = rows.iter().flat_map(|row| self.routed.chunks(pasts).nth(*row).unwrap_or_default().to_vec());
         let features = rows.iter().flat_map(|row| self.features.chunks(heads).nth(*row).unwrap_or_default().to_vec());
         Self {
             mechanism: self.mechanism.clone(),

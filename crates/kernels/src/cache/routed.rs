@@ -1,5 +1,7 @@
 //! Decoding with causal segments: a token looks at its own segment, at the means of what came before, and at the keys of its routes.
 
+use rayon::prelude::*;
+
 use super::{Cache, Tokens, part};
 use crate::{
     Mechanism, Parameter, Shape,
@@ -21,28 +23,56 @@ pub(super) fn clusters(m: &Composed) -> Option<Ssa> {
 }
 
 impl Cache {
-    /// Takes the tokens in and writes their rows, where they are asked for, one after the other.
+    /// Takes the tokens in and writes their rows, where they are asked for, one after the other. What is kept belongs to a head of keys, and
+    /// with a codebook, of which every head of queries has its own, to each of these.
     pub(super) fn attend_routed(&mut self, m: &Ssa, tokens: &Tokens<'_>, out: Option<&mut [f32]>) {
-        let Mechanism::Composed(values) = &self.mechanism else { return };
         let Shape { heads, head_dim, value_dim, .. } = self.token;
+        let (sharing, new, at) = (self.sharing, tokens.new, (m, self.level));
+        if self.routed.is_empty() {
+            let past = |past: usize| Routed::new([(past * sharing / heads) as u64, m.draws_of(past * sharing % heads)]);
+            self.routed = (0..self.token.slices() / sharing).map(past).collect();
+        }
+        if tokens.extras.codebook.is_some() && self.routed.len() < self.token.slices() {
+            self.routed = self.routed.iter().flat_map(|past| std::iter::repeat_n(past.clone(), sharing)).collect();
+        }
+        let own = self.token.slices() / self.routed.len();
+        let take = |n: usize, slice: usize, past: &mut Routed| {
+            let (key, head) = (slice / sharing * new + n, slice % heads);
+            let codebook = tokens.extras.codebook.map(|book| part(book, head * book.len() / heads, book.len() / heads));
+            let [k, v] = [(&tokens.k, head_dim), (&tokens.v, value_dim)].map(|(x, dim)| part(x, key * dim, dim));
+            past.push(at, codebook, [k, v], tokens.keeps_key(slice / heads, n));
+        };
+        let Some(out) = out else {
+            let pasts = self.routed.par_iter_mut().enumerate();
+            return pasts.for_each(|(past, kept)| (0..new).for_each(|n| take(n, past * own, kept)));
+        };
+        for n in 0..new {
+            self.routed.par_iter_mut().enumerate().for_each(|(past, kept)| take(n, past * own, kept));
+            self.rows_of_routed((m, own), (n, tokens), out);
+        }
+    }
+
+    /// The rows of the newest token, the `n`-th of a step. What is kept serves `own` heads of queries each.
+    fn rows_of_routed(&mut self, (m, own): (&Ssa, usize), (n, tokens): (usize, &Tokens<'_>), out: &mut [f32]) {
+        let Mechanism::Composed(values) = &self.mechanism else { return };
+        let (Shape { heads, head_dim, value_dim, .. }, new, level) = (self.token, tokens.new, self.level);
         let of = |parameter: Parameter, head: usize, configured: f64| -> f64 {
             tokens.extras.get(parameter).map_or(configured, |given| given[head].into())
         };
         let (scale, gamma) = (values.score.value(Parameter::Scale, head_dim, heads), values.series.gamma());
-        if self.routed.is_empty() {
-            let past = |slice: usize| Routed::new([(slice / heads) as u64, (slice % heads) as u64]);
-            self.routed = (0..self.token.slices()).map(past).collect();
-        }
-        let (sharing, new, at) = (self.sharing, tokens.new, (m, self.level));
-        Self::go_on((&mut self.routed, &mut self.sums), (tokens, heads), out, |past, [slice, n], sum| {
-            let (row, key, head) = (slice * new + n, slice / sharing * new + n, slice % heads);
-            let codebook = tokens.extras.codebook.map(|book| part(book, head * book.len() / heads, book.len() / heads));
-            let v = part(&tokens.v, key * value_dim, value_dim);
-            let keep = tokens.keeps_key(slice / heads, n);
-            past.push(at, codebook, [part(&tokens.k, key * head_dim, head_dim), v], keep);
-            let q = part(&tokens.q, row * head_dim, head_dim);
-            let gamma = of(Parameter::Gamma, head, gamma);
-            sum.map_or(0.0, |sum| gamma * past.row(at, of(Parameter::Scale, head, scale), q, sum))
+        let routed = &self.routed;
+        let rows = out.par_chunks_exact_mut(new * value_dim).zip(self.sums.par_chunks_exact_mut(1 + value_dim));
+        rows.enumerate().for_each(|(slice, (rows, sums))| {
+            let (head, row) = (slice % heads, &mut rows[n * value_dim..][..value_dim]);
+            if !tokens.keeps_query(slice / heads, n) {
+                return row.fill(0.0);
+            }
+            sums.fill(0.0);
+            let q = part(&tokens.q, (slice * new + n) * head_dim, head_dim);
+            let scale = of(Parameter::Scale, head, scale);
+            let factor =
+                of(Parameter::Gamma, head, gamma) * routed[slice / own].row((m, level), scale, q, &mut sums[1..]);
+            row.iter_mut().zip(&sums[1..]).for_each(|(out, sum)| *out = (factor * sum) as f32);
         });
     }
 }

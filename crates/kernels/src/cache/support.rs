@@ -47,16 +47,6 @@ pub(super) fn check_support(mechanism: &Mechanism, token: &Shape, capacity: usiz
     }
 }
 
-/// Heads of queries to one of keys and values.
-pub(super) fn sharing(mechanism: &Mechanism, heads: usize, kv_heads: usize) -> Result<usize> {
-    let divides = kv_heads > 0 && heads.is_multiple_of(kv_heads);
-    if !divides || (mechanism.tied() && kv_heads != heads) {
-        let expected = "a divisor of the number of heads, and that number where the mechanism is tied";
-        return Err(Error::OutOfRange { field: "kv_heads", got: kv_heads.to_string(), expected });
-    }
-    Ok(heads / kv_heads)
-}
-
 /// The number of new tokens, from the tensors of a step, which are checked.
 pub(super) fn new_tokens(
     op: &'static str,

@@ -32,6 +32,8 @@ pub(crate) struct Call<'a> {
     pub k: View<'a>,
     pub v: View<'a>,
     pub extras: Extras<'a>,
+    /// Heads of queries in a row whose keys are the same, as they share one head of them: 1 where every head has its own.
+    pub sharing: usize,
     /// With the configuration's causality already in `mask.causal`.
     pub mask: Mask<'a>,
     pub level: Level,

@@ -89,10 +89,10 @@ impl Operator {
     }
 
     pub(super) fn call<'a>(&self, inputs: &CallTensors<'a>, mask: &Mask<'a>) -> Call<'a> {
-        let CallTensors { q, k, v, extras } = *inputs;
+        let CallTensors { q, k, v, extras, sharing } = *inputs;
         let mask = Mask { causal: self.causal, ..*mask };
         let (level, bf16) = (self.level, self.bf16);
-        Call { shape: self.shape, q, k: k.unwrap_or(q), v, extras, mask, level, bf16, units: None }
+        Call { shape: self.shape, q, k: k.unwrap_or(q), v, extras, sharing, mask, level, bf16, units: None }
     }
 
     pub(super) fn apply(

@@ -1,7 +1,7 @@
 //! Fewer heads of keys and values than of queries: each serves several of these in a row.
 
 use super::{Operator, Pass};
-use crate::{Error, Extras, Mask, Result, scratch::scratch_len};
+use crate::{Extras, Mask, Result, check, scratch::scratch_len};
 
 impl Operator {
     /// The same operator on keys and values of `kv_heads` heads, `[batch, kv_heads, seq_kv, ..]`: each serves `heads / kv_heads`
@@ -9,7 +9,7 @@ impl Operator {
     /// the sums over the heads that it serves, in their order.
     ///
     /// # Errors
-    /// [`Error::OutOfRange`] where `kv_heads` does not divide the heads; [`Error::Unsupported`] where keys are queries, of which
+    /// [`crate::Error::OutOfRange`] where `kv_heads` does not divide the heads; [`crate::Error::Unsupported`] where keys are queries, of which
     /// there are as many.
     ///
     /// ```
@@ -23,15 +23,7 @@ impl Operator {
     /// # Ok::<(), Error>(())
     /// ```
     pub fn with_kv_heads(mut self, kv_heads: usize) -> Result<Self> {
-        let heads = self.shape.heads;
-        if kv_heads == 0 || !heads.is_multiple_of(kv_heads) {
-            let got = format!("{kv_heads} for {heads} heads");
-            return Err(Error::OutOfRange { field: "kv_heads", got, expected: "a divisor of the heads" });
-        }
-        if kv_heads != heads && self.mechanism.tied() {
-            let why = "queries are keys, so that there are as many heads of both; set tied to false";
-            return Err(Error::Unsupported { mechanism: self.mechanism.id(), what: "kv_heads below heads", why });
-        }
+        check::sharing(&self.mechanism, self.shape.heads, kv_heads)?;
         self.kv_heads = kv_heads;
         self.plan_scratch();
         Ok(self)

@@ -106,7 +106,7 @@ impl<'a> Projections<'a> {
             let s = self.sizes[n];
             View::in_one_piece(x, s.batch * s.heads, [s.count, s.dim])
         };
-        CallTensors { q: self.call.q, k: Some(view(k, 0)), v: view(v, 1), extras }
+        CallTensors::new(self.call.q, Some(view(k, 0)), view(v, 1), extras)
     }
 }
 

@@ -17,6 +17,8 @@ pub(super) struct CallTensors<'a, T = f32> {
     pub k: Option<View<'a, T>>,
     pub v: View<'a, T>,
     pub extras: Extras<'a>,
+    /// As [`crate::call::Call::sharing`].
+    pub sharing: usize,
 }
 
 /// What the forward pass left, and the gradient that comes in.
@@ -92,7 +94,7 @@ impl Operator {
         self.check_call(op, &inputs.extras, mask)?;
         let Inputs { q, k, v, extras } = *inputs;
         let view = |x, role| self.view(self.in_one_piece(x, role), role);
-        Ok(CallTensors { q: view(q, Role::Query), k: k.map(|k| view(k, Role::Key)), v: view(v, Role::Value), extras })
+        Ok(CallTensors::new(view(q, Role::Query), k.map(|k| view(k, Role::Key)), view(v, Role::Value), extras))
     }
 
     /// Tensors that lie anywhere.
@@ -109,7 +111,7 @@ impl Operator {
         v.check(op, "v", self.sizes(Role::Value))?;
         self.check_call(op, &extras, mask)?;
         let k = k.map(|k| self.view(k, Role::Key));
-        Ok(CallTensors { q: self.view(q, Role::Query), k, v: self.view(v, Role::Value), extras })
+        Ok(CallTensors::new(self.view(q, Role::Query), k, self.view(v, Role::Value), extras))
     }
 
     pub(super) fn finished<'a, T: Element>(
@@ -204,6 +206,11 @@ impl Operator {
 }
 
 impl<'a, T: Element> CallTensors<'a, T> {
+    /// Tensors as they were given: keys may be of fewer heads than queries.
+    pub(super) fn new(q: View<'a, T>, k: Option<View<'a, T>>, v: View<'a, T>, extras: Extras<'a>) -> Self {
+        Self { q, k, v, extras, sharing: k.map_or(1, |k| k.layout().serves) }
+    }
+
     /// f32 of working memory for q, k, v and `out`.
     fn forward_sizes(&self, out: &Layout, in_place: bool) -> [usize; 4] {
         let len = |x: &View<'_, T>| x.widened_len(in_place);
@@ -234,7 +241,8 @@ impl<'a, T: Element> CallTensors<'a, T> {
     /// In f32: as they lie, or in buffers.
     pub(super) fn widened(&self, in_place: bool, [q, k, v]: [&'a mut [f32]; 3]) -> CallTensors<'a> {
         let k = self.k.map(|x| x.widened(in_place, k));
-        CallTensors { q: self.q.widened(in_place, q), k, v: self.v.widened(in_place, v), extras: self.extras }
+        let (q, v) = (self.q.widened(in_place, q), self.v.widened(in_place, v));
+        CallTensors { q, k, v, extras: self.extras, sharing: self.sharing }
     }
 }
 

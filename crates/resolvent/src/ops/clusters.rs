@@ -39,7 +39,8 @@ pub(super) fn clusters(
     let codebook = inputs.extras.codebook.as_deref();
     let (key, query) = (mask.key.as_ref().map(host_mask), mask.query.as_ref().map(host_mask));
     let mask = kernels::Mask { causal: mask.causal, key: key.as_deref(), query: query.as_deref() };
-    let plan = Arc::new(ClusterPlan::new(mechanism, shape, &host(&inputs.q), &host(k), codebook, &mask)?);
+    let (q, k, kv_heads) = (host(&inputs.q), host(k), inputs.kv_heads());
+    let plan = Arc::new(ClusterPlan::with_kv_heads(mechanism, shape, kv_heads, &q, &k, codebook, &mask)?);
     let shared = inputs.extras.shared_clusters.as_ref();
     Ok(Some(shared.map_or(plan.clone(), |shared| shared.0.get_or_init(|| plan).clone())))
 }

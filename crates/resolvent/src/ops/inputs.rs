@@ -71,10 +71,9 @@ impl Inputs {
     }
 }
 
-/// Whether the kernels can read heads that are shared as one: clusters are made of the keys of every head of queries, and
-/// `uniform` has no queries.
+/// Whether the kernels can read heads that are shared as one: `uniform` has no queries.
 pub(super) fn reads_shared_heads(mechanism: &Mechanism) -> bool {
-    mechanism.clustering().is_none() && mechanism.projections() > 1
+    mechanism.projections() > 1
 }
 
 /// Tensors that belong to single mechanisms, and how a call is computed.

@@ -64,10 +64,13 @@ impl Projected {
         let mut views = match self.heads == self.kv_heads {
             true => split_heads(packed, self.heads, mechanism),
             false => {
-                let [batch, seq, _] = packed.dims();
-                let queries = packed.narrow(2, 0, self.heads * self.head_dim(mechanism));
-                let q = queries.reshape([batch, seq, self.heads, self.head_dim(mechanism)]).swap_dims(1, 2);
-                Inputs::new(q.clone(), q.clone(), q)
+                let ([batch, seq, _], head_dim) = (packed.dims(), self.head_dim(mechanism));
+                let of = |first: usize, heads: usize| {
+                    let channels = packed.clone().narrow(2, first * head_dim, heads * head_dim);
+                    channels.reshape([batch, seq, heads, head_dim]).swap_dims(1, 2)
+                };
+                let (q, k) = (of(0, self.heads), of(self.heads, self.kv_heads));
+                Inputs::new(q, k.clone(), k)
             }
         };
         views.extras = extras.clone();

@@ -14,7 +14,7 @@ use sequence::{PagedHead, Sequence};
 use super::{
     reach::{CHUNK, Reach, keeps_rows},
     rows::{BucketTable, Queries, Rows},
-    support::{check_support, kept_dims, largest, map_of, new_tokens, sharing},
+    support::{check_support, kept_dims, largest, map_of, new_tokens},
     tokens::Tokens,
 };
 use crate::{Error, Inputs, Mask, Mechanism, Result, Shape, check, range, simd::Level};
@@ -118,9 +118,9 @@ impl PagedCache {
     /// steps then take `k` and `v` of `kv_heads`.
     ///
     /// # Errors
-    /// [`Error::OutOfRange`] unless `kv_heads` divides the heads.
+    /// [`Error::OutOfRange`] unless `kv_heads` divides the heads; [`Error::Unsupported`] for fewer where queries are keys.
     pub fn with_kv_heads(mut self, kv_heads: usize) -> Result<Self> {
-        self.sharing = sharing(&self.mechanism, self.token.heads, kv_heads)?;
+        self.sharing = check::sharing(&self.mechanism, self.token.heads, kv_heads)?;
         let dims = kept_dims(&self.mechanism, &self.token);
         self.blocks = Blocks::new(self.blocks.count(), kv_heads, self.blocks.size, dims)?;
         self.sequences.clear();

@@ -286,6 +286,12 @@ impl Ssa {
         matches!(self.route_by, RouteBy::Query)
     }
 
+    /// What the draws of head `h` depend on beside the seed and the batch entry. Nothing where queries choose among clusters of keys: heads
+    /// that share keys share their clusters.
+    pub(crate) const fn draws_of(&self, h: usize) -> u64 {
+        if self.routes_queries() { 0 } else { h as u64 }
+    }
+
     /// Most members of a cluster, of `tokens` that are clustered among `seq_kv`.
     pub(crate) fn cap(&self, seq_kv: usize, tokens: usize) -> usize {
         self.cap_of(self.clusters(seq_kv), tokens)

@@ -253,7 +253,7 @@ impl VarlenOperator {
     fn operands<'a, T: Element>(&self, inputs: &VarlenInputs<'a, T>) -> CallTensors<'a, T> {
         let VarlenInputs { q, k, v, extras, .. } = *inputs;
         let k = k.map(|k| self.view(k, Role::Key));
-        CallTensors { q: self.view(q, Role::Query), k, v: self.view(v, Role::Value), extras }
+        CallTensors::new(self.view(q, Role::Query), k, self.view(v, Role::Value), extras)
     }
 
     /// Those of a sequence.
@@ -270,7 +270,7 @@ impl VarlenOperator {
             None => extras,
         };
         let k = all.k.map(|k| k.part(keys.clone()));
-        CallTensors { q: all.q.part(queries), k, v: all.v.part(keys), extras }
+        CallTensors { q: all.q.part(queries), k, v: all.v.part(keys), extras, sharing: all.sharing }
     }
 
     fn mask_of<'a>(&self, n: usize, mask: &Mask<'a>) -> Mask<'a> {

@@ -41,7 +41,7 @@ pub(in super::super) fn plan(head: &Head, m: &Ssa, h: usize, codebook: Option<&[
     let centroid = |row: &[f32]| row.iter().map(|&x| x.into()).collect();
     let codebook = codebook.map(|book| book.chunks(q.cols).map(centroid).collect());
     let globals = m.globals(k.rows);
-    Planner { m, q, k, head, codebook, globals, index: [head.batch as u64, h as u64] }.plan()
+    Planner { m, q, k, head, codebook, globals, index: [head.batch as u64, m.draws_of(h)] }.plan()
 }
 
 /// The tokens of every cluster.

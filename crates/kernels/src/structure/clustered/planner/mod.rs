@@ -26,7 +26,7 @@ use super::members::Members;
 use crate::{
     ClusterPlan, Extras, Inputs, Mask, Mechanism, Result, Shape,
     call::{
-        Call, View,
+        Call, HeadGroups, View,
         cluster_plan::{Edge, HeadPlan, NONE, STRAY, clusters},
     },
     check,
@@ -42,23 +42,34 @@ use crate::{
 /// [`Error::Range`] naming the first head whose tokens f32 has no room for.
 pub(crate) fn plan(call: &Call<'_>, m: &Ssa) -> Result<ClusterPlan> {
     let Shape { seq_q, seq_kv, .. } = call.shape;
-    let mut heads: Vec<Result<HeadPlan>> = vec![Ok(HeadPlan::default()); call.shape.slices()];
-    let parts = Parts::new(&mut heads);
+    let slices = call.shape.slices();
     let make = || {
-        one_per_thread(call.shape.slices(), |slice| {
-            // SAFETY: every slice has a plan of its own.
-            let head = unsafe { parts.part(slice..slice + 1) };
-            head.fill_with(|| range::check_clustered(call, m, slice).map(|()| Head::of(call, m, slice).plan()));
-        });
+        each(slices, |slice| range::check_clustered(call, m, slice)).into_iter().collect::<Result<()>>()?;
+        let head = |slice: usize| Head::of(call, m, slice);
+        if !m.routes_queries() {
+            return Ok(each(slices, |slice| head(slice).plan()));
+        }
+        // A codebook is a head of queries' own.
+        let sharing = if call.extras.codebook.is_none() { call.sharing } else { 1 };
+        let labels = each(slices / sharing, |keys| head(keys * sharing).key_labels());
+        Ok(each(slices, |slice| head(slice).routed(labels[slice / sharing].clone())))
     };
     // Each of the hundreds of short parallel steps of k-means would wait for a thread to wake, were it started from
     // outside the pool.
-    if panels::is_shared(seq_q.max(seq_kv)) {
-        rayon::scope(|_| make())
-    } else {
-        make()
-    };
-    Ok(ClusterPlan::of_heads(&call.shape, heads.into_iter().collect::<Result<_>>()?))
+    let heads = if panels::is_shared(seq_q.max(seq_kv)) { rayon::scope(|_| make()) } else { make() };
+    Ok(ClusterPlan::of_heads(&call.shape, heads?))
+}
+
+/// What `make` makes of each of the numbers below `count`.
+fn each<R: Send>(count: usize, make: impl Fn(usize) -> R + Sync) -> Vec<R> {
+    let mut all: Vec<Option<R>> = (0..count).map(|_| None).collect();
+    let parts = Parts::new(&mut all);
+    one_per_thread(count, |n| {
+        // SAFETY: every number has a place of its own.
+        let place = unsafe { parts.part(n..n + 1) };
+        place[0] = Some(make(n));
+    });
+    all.into_iter().flatten().collect()
 }
 
 impl ClusterPlan {
@@ -75,6 +86,23 @@ impl ClusterPlan {
         codebook: Option<&[f32]>,
         mask: &Mask<'_>,
     ) -> Result<Self> {
+        Self::with_kv_heads(mechanism, shape, shape.heads, q, k, codebook, mask)
+    }
+
+    /// The same of keys that have fewer heads: `kv_heads`, each of which serves as many heads of queries in a row, as in
+    /// [`crate::Operator::with_kv_heads`].
+    ///
+    /// # Errors
+    /// As [`ClusterPlan::new`]; [`crate::Error::OutOfRange`] where `kv_heads` does not divide the heads.
+    pub fn with_kv_heads(
+        mechanism: &Mechanism,
+        shape: &Shape,
+        kv_heads: usize,
+        q: &[f32],
+        k: &[f32],
+        codebook: Option<&[f32]>,
+        mask: &Mask<'_>,
+    ) -> Result<Self> {
         let m = &*mechanism.clusters()?;
         mechanism.check(shape, mask.causal)?;
         let mask = Mask { causal: mask.causal || m.causal, ..*mask };
@@ -82,11 +110,22 @@ impl ClusterPlan {
         // A plan does not depend on the values: they have no channels here.
         let shape = Shape { value_dim: 0, ..*shape };
         let k = if mechanism.tied() { q } else { k };
+        let sharing = check::sharing(mechanism, shape.heads, kv_heads)?;
+        let repeated = match sharing {
+            1 => None,
+            _ => {
+                let remedy = "expected batch * kv_heads * seq_kv * head_dim";
+                check::length("plan", "k", k.len(), shape.k_len() / sharing, remedy)?;
+                Some(HeadGroups::new(shape.batch, shape.heads, kv_heads).repeat(k))
+            }
+        };
+        let k = repeated.as_deref().unwrap_or(k);
         let own = (!mechanism.tied()).then_some(k);
         check::planned("plan", mechanism, &shape, &Inputs { q, k: own, v: &[], extras }, &mask)?;
         let of = |x, tokens| View::in_one_piece(x, shape.slices(), [tokens, shape.head_dim]);
         let (q, k, level) = (of(q, shape.seq_q), of(k, shape.seq_kv), Level::selected()?);
-        let call = Call { shape, q, k, v: View::none(), extras, mask, level, bf16: None, units: None };
+        let v = View::none();
+        let call = Call { shape, q, k, v, extras, sharing, mask, level, bf16: None, units: None };
         plan(&call, m)
     }
 }
@@ -105,7 +144,7 @@ struct Head<'a> {
     segments: Segments,
     codebook: Option<&'a [f32]>,
     level: Level,
-    /// Batch entry and head.
+    /// Batch entry and head, which draws depend on.
     index: [u64; 2],
 }
 
@@ -152,19 +191,14 @@ impl<'a> Head<'a> {
             segments: Segments::new(m, call.mask.causal, seq_q, seq_kv),
             codebook,
             level: call.level,
-            index: [(call.extras.first_sequence + b) as u64, h as u64],
+            index: [(call.extras.first_sequence + b) as u64, m.draws_of(h)],
         }
     }
 
     fn plan(&self) -> HeadPlan {
         let (mut label_q, mut label_k) = self.labels();
         self.free_outliers(&mut label_k);
-        let of_labels = |labels: &[i32]| Members::new(labels, None, clusters(labels));
         let keys = of_labels(&label_k);
-        if self.m.routes_queries() {
-            // No edges are sampled, and nothing is a stray.
-            return HeadPlan { exact: self.best_of_queries(&keys), label_q, label_k, edges: Vec::new() };
-        }
         let mut queries = of_labels(&label_q);
         let mut routes = self.routes(&queries, &keys);
         if self.m.outlier_queries > 0 {
@@ -201,6 +235,28 @@ impl<'a> Head<'a> {
         HeadPlan { label_q, label_k, exact, edges }
     }
 
+    /// The labels of keys of which queries choose, whatever these are.
+    fn key_labels(&self) -> Vec<i32> {
+        let mut labels = self.fit(self.k, &self.clustered_keys(), Stage::Keys);
+        self.free_outliers(&mut labels);
+        labels
+    }
+
+    /// The plan of queries that choose among clusters of keys: every query is a cluster of its own, no edges are sampled, and nothing is a
+    /// stray.
+    fn routed(&self, label_k: Vec<i32>) -> HeadPlan {
+        let label = |i: usize| if self.keeps_query(i) { i as i32 } else { NONE };
+        let label_q = (0..self.seq_q).map(label).collect();
+        HeadPlan { exact: self.best_of_queries(&of_labels(&label_k)), label_q, label_k, edges: Vec::new() }
+    }
+
+    /// The keys that are neither masked nor global.
+    fn clustered_keys(&self) -> Vec<bool> {
+        let mut clustered: Vec<bool> = (0..self.seq_kv).map(|j| self.keeps_key(j)).collect();
+        self.m.globals(self.seq_kv).iter().for_each(|&g| clustered[g] = false);
+        clustered
+    }
+
     fn keeps_query(&self, i: usize) -> bool {
         self.keep_q.is_none_or(|keep| keep[i])
     }
@@ -214,14 +270,7 @@ impl<'a> Head<'a> {
     /// Clusters are those of tokens whose clustered side is kept and whose key is. A query or key beyond these, the other
     /// side of its token being masked, joins one of the clusters by itself.
     fn labels(&self) -> (Vec<i32>, Vec<i32>) {
-        let mut local_k: Vec<bool> = (0..self.seq_kv).map(|j| self.keeps_key(j)).collect();
-        let globals = self.m.globals(self.seq_kv);
-        globals.iter().for_each(|&g| local_k[g] = false);
-        if self.m.routes_queries() {
-            // Every query is a cluster of its own.
-            let label = |i: usize| if self.keeps_query(i) { i as i32 } else { NONE };
-            return ((0..self.seq_q).map(label).collect(), self.fit(self.k, &local_k, Stage::Keys));
-        }
+        let (local_k, globals) = (self.clustered_keys(), self.m.globals(self.seq_kv));
         if !self.m.shared() {
             let fit_q: Vec<bool> = (0..self.seq_q).map(|i| self.keeps_query(i)).collect();
             return (self.fit(self.q, &fit_q, Stage::Queries), self.fit(self.k, &local_k, Stage::Keys));
@@ -322,6 +371,11 @@ impl<'a> Head<'a> {
         let block = self.m.causal_clusters.block();
         (i / block + 1).saturating_mul(block).min(self.seq_kv)
     }
+}
+
+/// The tokens of the clusters that `labels` name.
+fn of_labels(labels: &[i32]) -> Members {
+    Members::new(labels, None, clusters(labels))
 }
 
 /// The edges that tasks write, in the order of the tasks. Task `n` has room for `sizes[n]` edges and begins at the front;
