@@ -186,14 +186,15 @@ def share(mechanism: Mechanism | None, tensors: tuple[Tensor, Tensor, Tensor]) -
     q, k, v = tensors
     n = q.shape[2]
     every, position = n * (n + 1) / 2, np.arange(n)
-    if mechanism is None or mechanism.id in ("softmax", "performer", "linear"):
+    if mechanism is None or mechanism.id == "softmax":
         return 1.0, 0.0
+    if mechanism.id in ("performer", "linear"):
+        return 0.0, 0.0
     fields = mechanism.to_dict()
     if mechanism.id != "ssa" and fields["structure"]["kind"] == "dense":
         window, sinks = fields["structure"]["window"], fields["structure"]["sinks"]
         near = np.minimum(position + 1, window)
         return float((near + np.minimum(position + 1 - near, sinks)).sum() / every), 0.0
-    k, v = (x.repeat_interleave(q.shape[1] // k.shape[1], 1) for x in (k, v))
     found = resolvent.clusters(q, k, v, mechanism, causal=True)
     ((label_q, label_k, blocks, edges, _),) = found.tensors()
     if mechanism.id == "ssa":

@@ -83,6 +83,10 @@ def test_a_language_model_with_other_attention(monkeypatch, tmp_path):
     near = sum(min(n, 256) + min(max(n - 256, 0), 4) for n in range(1, 601)) / (600 * 601 / 2)
     assert abs(curves["window 256 + 4 sinks"]["exact"] - near) < 1e-9
     assert len(results["retrieval"]) == len(curves) and len(results["generation"]) == len(curves) - 1
+    found = loaded(BENCHES / "language_curves.py").medians(results["curves"], 600)
+    assert list(found) == list(curves) and found["softmax"]["time"] == 1
+    assert found["routed"]["share"] == curves["routed"]["exact"] + curves["routed"]["means"]
+    assert found["routed"]["over"] == [curves["routed"]["over"]]
 
 
 @pytest.mark.skipif(not BENCHES.is_dir(), reason="the benches are not beside the package")
