@@ -29,13 +29,14 @@ impl Cache {
         let Shape { heads, head_dim, value_dim, .. } = self.token;
         let (sharing, new, at) = (self.sharing, tokens.new, (m, self.level));
         if self.routed.is_empty() {
-            let past = |past: usize| Routed::new([(past * sharing / heads) as u64, m.draws_of(past * sharing % heads)]);
-            self.routed = (0..self.token.slices() / sharing).map(past).collect();
+            let past = |slice: usize| Routed::new([(slice / heads) as u64, m.draws_of(slice % heads)]);
+            self.routed = (0..self.token.slices()).step_by(sharing).map(past).collect();
         }
         if tokens.extras.codebook.is_some() && self.routed.len() < self.token.slices() {
             self.routed = self.routed.iter().flat_map(|past| std::iter::repeat_n(past.clone(), sharing)).collect();
         }
-        let own = self.token.slices() / self.routed.len();
+        // Heads of queries to what is kept once.
+        let serves = self.token.slices() / self.routed.len();
         let take = |n: usize, slice: usize, past: &mut Routed| {
             let (key, head) = (slice / sharing * new + n, slice % heads);
             let codebook = tokens.extras.codebook.map(|book| part(book, head * book.len() / heads, book.len() / heads));
@@ -44,16 +45,16 @@ impl Cache {
         };
         let Some(out) = out else {
             let pasts = self.routed.par_iter_mut().enumerate();
-            return pasts.for_each(|(past, kept)| (0..new).for_each(|n| take(n, past * own, kept)));
+            return pasts.for_each(|(at, past)| (0..new).for_each(|n| take(n, at * serves, past)));
         };
         for n in 0..new {
-            self.routed.par_iter_mut().enumerate().for_each(|(past, kept)| take(n, past * own, kept));
-            self.rows_of_routed((m, own), (n, tokens), out);
+            self.routed.par_iter_mut().enumerate().for_each(|(at, past)| take(n, at * serves, past));
+            self.rows_of_routed((m, serves), (n, tokens), out);
         }
     }
 
-    /// The rows of the newest token, the `n`-th of a step. What is kept serves `own` heads of queries each.
-    fn rows_of_routed(&mut self, (m, own): (&Ssa, usize), (n, tokens): (usize, &Tokens<'_>), out: &mut [f32]) {
+    /// The rows of the newest token, the `n`-th of a step. What is kept once is of so many heads of queries as it `serves`.
+    fn rows_of_routed(&mut self, (m, serves): (&Ssa, usize), (n, tokens): (usize, &Tokens<'_>), out: &mut [f32]) {
         let Mechanism::Composed(values) = &self.mechanism else { return };
         let (Shape { heads, head_dim, value_dim, .. }, new, level) = (self.token, tokens.new, self.level);
         let of = |parameter: Parameter, head: usize, configured: f64| -> f64 {
@@ -71,7 +72,7 @@ impl Cache {
             let q = part(&tokens.q, (slice * new + n) * head_dim, head_dim);
             let scale = of(Parameter::Scale, head, scale);
             let factor =
-                of(Parameter::Gamma, head, gamma) * routed[slice / own].row((m, level), scale, q, &mut sums[1..]);
+                of(Parameter::Gamma, head, gamma) * routed[slice / serves].row((m, level), scale, q, &mut sums[1..]);
             row.iter_mut().zip(&sums[1..]).for_each(|(out, sum)| *out = (factor * sum) as f32);
         });
     }
