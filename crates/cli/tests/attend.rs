@@ -298,6 +298,16 @@ fn heads_of_keys_may_be_shared() {
             }
         }
     }
+    // What is described besides is of every head of queries.
+    let described = ["--weights", "--clusters", "--certificate", "--reference"];
+    let routed = json!({"mechanism": "routed", "clusters": 2, "routes": 1});
+    for flags in [&described[..3], &described] {
+        let [got, expected] = [&grouped, &whole].map(|tensors| attend(&sandbox(routed.clone(), tensors), flags).1);
+        assert!(expected.names().contains(&"missed_mass") && got.names() == expected.names());
+        for name in expected.names() {
+            assert_eq!((got.shape(name), got.bytes(name)), (expected.shape(name), expected.bytes(name)), "{name}");
+        }
+    }
     let mut odd = Tensors::default();
     odd.noise("q", &[1, 4, 5, 3], 1).noise("k", &[1, 3, 5, 3], 2).noise("v", &[1, 3, 5, 3], 3);
     let refused = sandbox(json!({"mechanism": "softmax"}), &odd);
@@ -320,9 +330,10 @@ fn sequences_end_to_end_attend_each_to_itself() {
         json!({"mechanism": "softmax"}),
         json!({"mechanism": "infsa", "gamma": 0.7}),
         json!({"mechanism": "routed", "clusters": 2, "routes": 1}),
+        json!({"mechanism": "linear"}),
     ];
     for (n, config) in configs.into_iter().enumerate() {
-        let (shape, kv) = ([1, 4, 12, 3], [1, 4 >> (n % 2), 12, 3]);
+        let (shape, kv) = ([1, 4, 12, 3], [1, if n == 0 { 4 } else { 2 }, 12, 3]);
         let mut tensors = Tensors::default();
         tensors.noise("q", &shape, 1).noise("k", &kv, 2).noise("v", &kv, 3).noise("dout", &shape, 4);
         tensors.raw("cu_seqlens", Dtype::I32, &[4], integers(&bounds));

@@ -104,6 +104,11 @@ impl Layout {
         HeadGroups::new(self.shape.batch, self.shape.heads, self.kv_heads)
     }
 
+    /// Keys or values, once for every head of queries.
+    pub fn repeated<R: Copy>(&self, x: &[R]) -> Vec<R> {
+        self.groups().repeat(x)
+    }
+
     /// The gradients of keys or values from those of every head of queries.
     pub fn summed<R: Real>(&self, x: &[R]) -> Vec<R> {
         let wide: Vec<f64> = x.iter().map(|&x| x.into()).collect();
@@ -196,13 +201,17 @@ pub struct Tensors<R> {
 }
 
 impl<R: Real> Tensors<R> {
-    /// Reads everything that `operator` needs.
+    /// Reads everything that `operator` needs: keys and values of as many heads as it takes.
     ///
     /// # Errors
     /// A missing `dout`, a wrong type or shape, a value that is not finite, a mask with other values than 0 and 1.
     pub fn load(file: &TensorFile, operator: &Operator, layout: &Layout, grad: bool) -> Result<Self> {
         let s = &layout.shape;
         let reals = |name| file.get(name).map(|t| t.reals()).transpose();
+        let of_keys = |name| {
+            let stored = reals(name)?;
+            Ok::<_, Error>(stored.map(|x| if operator.kv_heads() == layout.kv_heads { x } else { layout.repeated(&x) }))
+        };
         let dout = if grad {
             let dout = file.require("dout", "--grad needs the gradient of the output")?;
             let shape = layout.stored(&[s.batch, s.heads, operator.out_seq(), s.value_dim]);
@@ -213,8 +222,8 @@ impl<R: Real> Tensors<R> {
         };
         Ok(Self {
             q: reals("q")?.unwrap_or_default(),
-            k: reals("k")?.map(|k| layout.groups().repeat(&k)),
-            v: layout.groups().repeat(&reals("v")?.unwrap_or_default()),
+            k: of_keys("k")?,
+            v: of_keys("v")?.unwrap_or_default(),
             parameters: parameters(file, operator, layout)?,
             landmark_indices: landmark_indices(file, operator)?,
             clusters: Clusters::load(file, operator.mechanism(), layout)?,
@@ -228,23 +237,24 @@ impl<R: Real> Tensors<R> {
     pub fn load_alone(file: &TensorFile, layout: &Layout, grad: bool) -> Result<Self> {
         let softmax = Mechanism::Softmax(Default::default());
         let operator = Operator::new(&softmax, layout.shape, false, Strategy::Reference);
+        let operator = operator.and_then(|operator| operator.with_kv_heads(layout.kv_heads));
         Self::load(file, &operator.map_err(Error::kernels(file.path()))?, layout, grad)
     }
 
-    /// The tensors of some heads, for a call with `operator`, whose output may be one row for all tokens.
+    /// The tensors of some heads, each with keys of its own, for a call with `operator`, whose output may be one row for all tokens.
     pub fn of_heads(&self, layout: &Layout, heads: &[usize], operator: &Operator) -> Self {
         let s = &layout.shape;
-        let take = |x: &[R]| -> Vec<R> {
-            let one = x.len() / (s.batch * s.heads);
-            let of = |batch: usize| heads.iter().map(move |head| batch * s.heads + head);
+        let take = |x: &[R], stored: usize| -> Vec<R> {
+            let (one, serves) = (x.len() / (s.batch * stored), s.heads / stored);
+            let of = |batch: usize| heads.iter().map(move |head| batch * stored + head / serves);
             (0..s.batch).flat_map(of).flat_map(|at| &x[at * one..][..one]).copied().collect()
         };
         let pooled = operator.out_seq() != s.seq_q;
-        let dout = self.dout.as_ref().map(|dout| take(dout));
+        let dout = self.dout.as_ref().map(|dout| take(dout, s.heads));
         Self {
-            q: take(&self.q),
-            k: self.k.as_ref().map(|k| take(k)),
-            v: take(&self.v),
+            q: take(&self.q, s.heads),
+            k: self.k.as_ref().map(|k| take(k, layout.kv_heads)),
+            v: take(&self.v, layout.kv_heads),
             parameters: Vec::new(),
             clusters: Clusters::default(),
             landmark_indices: None,

@@ -33,7 +33,7 @@ pub fn fused(op: &Operator, layout: &Layout, tensors: &Tensors<f32>, args: &Atte
     results.extend(op.lse(&stats).map(|lse| names.lse(lse)));
     results.extend(described);
     if args.weights {
-        let weights = dense(op, &inputs, &mask)?;
+        let weights = dense(op, layout, &inputs, &mask)?;
         results.push(names.weights(&weights.iter().map(|&x| x as f32).collect::<Vec<_>>()));
     }
     let Some(dout) = &tensors.dout else { return Ok(results) };
@@ -65,9 +65,10 @@ pub fn parameter_rooms(op: &Operator) -> Vec<(Parameter, Vec<f32>)> {
 }
 
 /// The dense matrix that maps `v` to `out`.
-fn dense(op: &Operator, inputs: &Inputs<'_, f32>, mask: &Mask<'_>) -> Result<Vec<f64>> {
+fn dense(op: &Operator, layout: &Layout, inputs: &Inputs<'_, f32>, mask: &Mask<'_>) -> Result<Vec<f64>> {
     let wide = |x: &[f32]| x.iter().map(|&x| x.into()).collect::<Vec<f64>>();
-    let (q, k, v) = (wide(inputs.q), inputs.k.map(wide), wide(inputs.v));
+    let of_keys = |x: &[f32]| layout.repeated(&wide(x));
+    let (q, k, v) = (wide(inputs.q), inputs.k.map(of_keys), of_keys(inputs.v));
     let inputs = Inputs { q: &q, k: k.as_deref(), v: &v, extras: inputs.extras };
     Ok(reference::forward(op.mechanism(), op.shape(), &inputs, mask)?.weights().to_vec())
 }
@@ -101,7 +102,7 @@ pub fn reference(op: &Operator, layout: &Layout, tensors: &Tensors<f64>, args: &
     Ok(results)
 }
 
-/// A plan and its certificate, where they are asked for.
+/// A plan and its certificate, where they are asked for. Keys and values have the heads that `op` takes.
 fn describe(
     plan: &ClusterPlan,
     op: &Operator,
@@ -112,7 +113,13 @@ fn describe(
 ) -> Result<Vec<Named>> {
     let mut results = if args.clusters { stored(plan, layout) } else { Vec::new() };
     if args.certificate {
-        let bounds = plan.certificate(op.mechanism(), op.shape(), inputs, mask)?;
+        let shared = op.kv_heads() != op.shape().heads;
+        let repeated = shared.then(|| (inputs.k.map(|k| layout.repeated(k)), layout.repeated(inputs.v)));
+        let every = match &repeated {
+            Some((k, v)) => Inputs { k: k.as_deref(), v, ..*inputs },
+            None => *inputs,
+        };
+        let bounds = plan.certificate(op.mechanism(), op.shape(), &every, mask)?;
         results.extend(certificate(&bounds, layout));
     }
     Ok(results)
@@ -148,7 +155,10 @@ impl Names<'_> {
         let s = self.op.shape();
         let of_keys = |name, cols, gradient: &[R]| {
             let shape = self.layout.stored(&[s.batch, self.layout.kv_heads, s.seq_kv, cols]);
-            Named::new(name, shape, &self.layout.summed(gradient))
+            match self.op.kv_heads() == self.layout.kv_heads {
+                true => Named::new(name, shape, gradient),
+                false => Named::new(name, shape, &self.layout.summed(gradient)),
+            }
         };
         let mut all = vec![self.named("dq", [s.seq_q, s.head_dim], dq)];
         all.extend(dk.map(|dk| of_keys("dk", s.head_dim, dk)));

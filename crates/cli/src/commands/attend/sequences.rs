@@ -87,7 +87,9 @@ pub fn run(
         return Err(Error::file(&args.input, problem));
     }
     let s = &layout.shape;
-    let heads = Heads { heads: s.heads, kv_heads: s.heads, head_dim: s.head_dim, value_dim: s.value_dim };
+    // The reference is given keys of every head.
+    let kv_heads = if args.reference { s.heads } else { layout.kv_heads };
+    let heads = Heads { heads: s.heads, kv_heads, head_dim: s.head_dim, value_dim: s.value_dim };
     let strategy = if args.reference { Strategy::Reference } else { Strategy::Auto };
     let operator = VarlenOperator::new(mechanism, heads, sequences, args.causal, strategy);
     let operator = operator.map_err(Error::kernels(&args.input))?.with_precision(args.precision);
@@ -97,7 +99,8 @@ pub fn run(
         return print_plan(mechanism, &shape, operator.plan(), global);
     };
     // All tokens as one sequence: what tensors are called, and how large they are.
-    let whole = Operator::new(mechanism, *s, args.causal, strategy).map_err(Error::kernels(&args.input))?;
+    let whole = Operator::new(mechanism, *s, args.causal, strategy).and_then(|whole| whole.with_kv_heads(kv_heads));
+    let whole = whole.map_err(Error::kernels(&args.input))?;
     warn_of_precision(&whole.clone().with_precision(args.precision));
     let tensors = match args.reference {
         true => one_by_one(args, mechanism, layout, sequences, &Tensors::load(file, &whole, layout, args.grad)?)?,
@@ -125,8 +128,8 @@ fn together(
     let names = Names { op: whole, layout };
     let mut inputs = VarlenInputs {
         q: Strided::heads_first(given.q, [s.heads, s.seq_q, s.head_dim]),
-        k: given.k.map(|k| Strided::heads_first(k, [s.heads, s.seq_kv, s.head_dim])),
-        v: Strided::heads_first(given.v, [s.heads, s.seq_kv, s.value_dim]),
+        k: given.k.map(|k| Strided::heads_first(k, [layout.kv_heads, s.seq_kv, s.head_dim])),
+        v: Strided::heads_first(given.v, [layout.kv_heads, s.seq_kv, s.value_dim]),
         extras: given.extras,
         clusters: None,
     };
@@ -155,8 +158,8 @@ fn together(
     let extras = parameters.iter_mut().fold(ExtraGradients::default(), |extras, (p, room)| extras.with(*p, room));
     let mut gradients = StridedGradients {
         dq: Strided::heads_first(&mut dq[..], [s.heads, s.seq_q, s.head_dim]),
-        dk: dk.as_deref_mut().map(|dk| Strided::heads_first(dk, [s.heads, s.seq_kv, s.head_dim])),
-        dv: Strided::heads_first(&mut dv[..], [s.heads, s.seq_kv, s.value_dim]),
+        dk: dk.as_deref_mut().map(|dk| Strided::heads_first(dk, [layout.kv_heads, s.seq_kv, s.head_dim])),
+        dv: Strided::heads_first(&mut dv[..], [layout.kv_heads, s.seq_kv, s.value_dim]),
         extras,
     };
     let [out, dout] = [&out, dout].map(|x| Strided::heads_first(&x[..], [s.heads, s.seq_q, s.value_dim]));
