@@ -12,7 +12,7 @@ import json
 import math
 import pathlib
 import time
-from typing import Any, Protocol
+from typing import Any, Callable, Protocol
 
 import numpy as np
 import torch
@@ -190,9 +190,9 @@ class Noise:
         return self.draw(count, False, torch.Generator().manual_seed(0))
 
 
-def model_of(kind: str, width: int, layers: int, tokens: int) -> Classifier:
+def model_of(kind: str, width: int, layers: int, tokens: int, seed: int = 0) -> Classifier:
     """Untrained; of pictures `tokens` patches, beside which is the first token."""
-    torch.manual_seed(0)
+    torch.manual_seed(seed)
     return Reader(width, layers, tokens) if kind == "text" else Viewer(width, layers, 2 * math.isqrt(tokens))
 
 
@@ -205,12 +205,31 @@ def data_of(kind: str, folder: str | None, tokens: int) -> Data:
 
 def train(model: Classifier, data: Data, tokens: int, minutes: float, rate: float = 1e-3) -> dict[str, Any]:
     """Trains for so many minutes of the processor, at a rate that rises and falls with them; tells what it took."""
-    generator = torch.Generator().manual_seed(0)
+    begin = time.process_time()
+    return {"minutes": minutes, **descend(model, data, tokens, lambda step: (time.process_time() - begin) / (60 * minutes), rate)}
+
+
+def train_steps(model: Classifier, data: Data, tokens: int, short: int, whole: int, rate: float = 1e-3, seed: int = 0) -> dict[str, Any]:
+    """Trains for so many steps on a quarter of the tokens, then for so many on all."""
+
+    def gone(step: int) -> float:
+        if step >= short + whole:
+            return 1.0
+        return SHORT * step / short if step < short else SHORT + (1 - SHORT) * (step - short) / whole
+
+    return descend(model, data, tokens, gone, rate, seed)
+
+
+def descend(
+    model: Classifier, data: Data, tokens: int, progress: Callable[[int], float], rate: float = 1e-3, seed: int = 0
+) -> dict[str, Any]:
+    """Trains until the progress, of which the number of steps is told, is 1; the rate rises and falls with it."""
+    generator = torch.Generator().manual_seed(seed)
     optimizer = torch.optim.AdamW(model.parameters(), lr=rate, weight_decay=0.01)
-    begin, told, examples, losses = time.process_time(), 0.0, {"short": 0, "whole": 0}, [0.0]
+    told, step, examples, losses = 0.0, 0, {"short": 0, "whole": 0}, [0.0]
     model.train()
     with resolvent.torch.accelerate():
-        while (gone := (time.process_time() - begin) / (60 * minutes)) < 1:
+        while (gone := progress(step)) < 1:
             short = gone < SHORT
             # The rate rises anew where texts become longer.
             part = gone / SHORT if short else (gone - SHORT) / (1 - SHORT)
@@ -224,8 +243,9 @@ def train(model: Classifier, data: Data, tokens: int, minutes: float, rate: floa
             optimizer.step()
             losses.append(float(loss.detach()))
             examples["short" if short else "whole"] += len(labels)
+            step += 1
             if gone - told > 0.1:
                 told = gone
-                print(f"{gone:.2f} of {minutes} minutes: {examples}, loss {np.mean(losses[-50:]):.3f}", flush=True)
+                print(f"{gone:.2f} of the training: {examples}, loss {np.mean(losses[-50:]):.3f}", flush=True)
     model.eval()
-    return {"minutes": minutes, "examples": examples, "loss": float(np.mean(losses[-50:]))}
+    return {"examples": examples, "loss": float(np.mean(losses[-50:]))}

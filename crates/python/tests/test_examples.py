@@ -152,6 +152,21 @@ def test_attention_dropped_into_trained_models(monkeypatch, tmp_path, kind):
 
 
 @pytest.mark.skipif(not BENCHES.is_dir(), reason="the benches are not beside the package")
+def test_a_model_trained_through_other_attention(monkeypatch, tmp_path, capsys):
+    monkeypatch.syspath_prepend(str(BENCHES))
+    bench = importlib.import_module("training")
+    sizes = {"tokens": 64, "width": 32, "layers": 1, "short": 2, "whole": 2, "further": 1, "measured": 6, "seeds": 2}
+    written = tmp_path / "training.json"
+    results = bench.main([*(f"--{name}={value}" for name, value in sizes.items()), f"--json={written}"])
+    assert json.loads(written.read_text(encoding="utf-8"))["seeds"] == results["seeds"] and len(results["seeds"]) == 2
+    for ways in results["seeds"]:
+        assert ways["softmax"]["start"] == ways["softmax"]["in place"], "what softmax has trained is what the others stand in"
+        assert all(0 <= row[key] <= 1 for row in ways.values() for key in bench.MEASURED)
+    rows = capsys.readouterr().out.splitlines()[-len(bench.ways_of()) :]
+    assert [row.split(" | ")[0] for row in rows] == [f"| {name}" for name in bench.ways_of()]
+
+
+@pytest.mark.skipif(not BENCHES.is_dir(), reason="the benches are not beside the package")
 def test_shares_of_both_directions_are_of_what_is_seen(monkeypatch):
     monkeypatch.syspath_prepend(str(BENCHES))
     import resolvent
