@@ -131,7 +131,7 @@ fn attend_gives_every_head_its_own() {
     let groups = json!([
         {"heads": [0, 3], "mechanism": {"mechanism": "linear-infsa"}},
         {"heads": [1], "mechanism": {"mechanism": "local", "window": 3}},
-        {"heads": [2], "mechanism": {"mechanism": "softmax"}},
+        {"heads": [2], "mechanism": {"mechanism": "routed", "clusters": 2, "routes": 1}},
     ]);
     let layers = json!([{"name": "a", "heads": 4, "groups": groups}, {"name": "b", "heads": 0, "groups": []}]);
     let fit = json!({"fit": 1, "measure": "cosine", "target": 0.9, "cost": "time", "budget": null, "causal": false, "layers": layers});

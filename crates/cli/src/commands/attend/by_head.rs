@@ -108,6 +108,9 @@ fn print_plans(layer: &FittedLayer, operators: &[Operator], global: &Global) -> 
     output::result(global, &json!({"layer": layer.name, "groups": plans}), &lines.collect::<Vec<_>>().join("\n"))
 }
 
+/// What is put together. A group's own tensors are at their defaults, and their gradients not those of a layer.
+const OF_TOKENS: [&str; 6] = ["out", "lse", "weights", "dq", "dk", "dv"];
+
 /// How a group is computed.
 type Compute<R> = fn(&Operator, &Layout, &Tensors<R>, &Attend) -> resolvent_kernels::Result<Vec<Named>>;
 
@@ -126,7 +129,7 @@ fn attend<R: Real + Default>(
         let own = tensors.of_heads(layout, &group.heads, operator);
         let made =
             compute(operator, &layout.of_heads(group.heads.len()), &own, args).map_err(Error::kernels(&args.input))?;
-        for part in made {
+        for part in made.into_iter().filter(|part| OF_TOKENS.contains(&part.name)) {
             let part = own.for_all_tokens(part, operator);
             match whole.iter_mut().find(|(tensor, _)| tensor.name == part.name) {
                 Some((tensor, groups)) => {
