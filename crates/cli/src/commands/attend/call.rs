@@ -96,24 +96,26 @@ impl Layout {
         Named::new(
             tensor.name,
             self.stored(&[s.batch, self.kv_heads, s.seq_kv, cols]),
-            &self.summed(&tensor.values::<R>()),
+            &self.summed(s.heads, &tensor.values::<R>()),
         )
     }
 
-    fn groups(&self) -> HeadGroups {
-        HeadGroups::new(self.shape.batch, self.shape.heads, self.kv_heads)
+    /// Heads of keys and values that a call takes: those of the file, and for the reference one for every head of queries.
+    pub fn heads_taken(&self, reference: bool) -> usize {
+        if reference { self.shape.heads } else { self.kv_heads }
     }
 
-    /// Keys or values, once for every head of queries.
-    pub fn repeated<R: Copy>(&self, x: &[R]) -> Vec<R> {
-        self.groups().repeat(x)
+    /// Keys or values of `held` heads, once for every head of queries.
+    pub fn repeated<R: Copy>(&self, held: usize, x: &[R]) -> Vec<R> {
+        HeadGroups::new(self.shape.batch, self.shape.heads, held).repeat(x)
     }
 
-    /// The gradients of keys or values from those of every head of queries.
-    pub fn summed<R: Real>(&self, x: &[R]) -> Vec<R> {
+    /// The gradients of keys or values as the file has these, from those of `held` heads.
+    pub fn summed<R: Real>(&self, held: usize, x: &[R]) -> Vec<R> {
         let wide: Vec<f64> = x.iter().map(|&x| x.into()).collect();
         let real = |x: f64| R::of_f64(x).unwrap_or_else(|| R::from(x as f32));
-        self.groups().sum(&wide, |a, b| a + b).into_iter().map(real).collect()
+        let groups = HeadGroups::new(self.shape.batch, held, self.kv_heads);
+        groups.sum(&wide, |a, b| a + b).into_iter().map(real).collect()
     }
 
     /// The shape under which a parameter is stored.
@@ -209,8 +211,8 @@ impl<R: Real> Tensors<R> {
         let s = &layout.shape;
         let reals = |name| file.get(name).map(|t| t.reals()).transpose();
         let of_keys = |name| {
-            let stored = reals(name)?;
-            Ok::<_, Error>(stored.map(|x| if operator.kv_heads() == layout.kv_heads { x } else { layout.repeated(&x) }))
+            let shared = operator.kv_heads() == layout.kv_heads;
+            Ok::<_, Error>(reals(name)?.map(|x| if shared { x } else { layout.repeated(layout.kv_heads, &x) }))
         };
         let dout = if grad {
             let dout = file.require("dout", "--grad needs the gradient of the output")?;

@@ -67,7 +67,7 @@ pub fn parameter_rooms(op: &Operator) -> Vec<(Parameter, Vec<f32>)> {
 /// The dense matrix that maps `v` to `out`.
 fn dense(op: &Operator, layout: &Layout, inputs: &Inputs<'_, f32>, mask: &Mask<'_>) -> Result<Vec<f64>> {
     let wide = |x: &[f32]| x.iter().map(|&x| x.into()).collect::<Vec<f64>>();
-    let of_keys = |x: &[f32]| layout.repeated(&wide(x));
+    let of_keys = |x: &[f32]| layout.repeated(op.kv_heads(), &wide(x));
     let (q, k, v) = (wide(inputs.q), inputs.k.map(of_keys), of_keys(inputs.v));
     let inputs = Inputs { q: &q, k: k.as_deref(), v: &v, extras: inputs.extras };
     Ok(reference::forward(op.mechanism(), op.shape(), &inputs, mask)?.weights().to_vec())
@@ -102,7 +102,7 @@ pub fn reference(op: &Operator, layout: &Layout, tensors: &Tensors<f64>, args: &
     Ok(results)
 }
 
-/// A plan and its certificate, where they are asked for. Keys and values have the heads that `op` takes.
+/// A plan and its certificate, where they are asked for.
 fn describe(
     plan: &ClusterPlan,
     op: &Operator,
@@ -113,13 +113,10 @@ fn describe(
 ) -> Result<Vec<Named>> {
     let mut results = if args.clusters { stored(plan, layout) } else { Vec::new() };
     if args.certificate {
-        let shared = op.kv_heads() != op.shape().heads;
-        let repeated = shared.then(|| (inputs.k.map(|k| layout.repeated(k)), layout.repeated(inputs.v)));
-        let every = match &repeated {
-            Some((k, v)) => Inputs { k: k.as_deref(), v, ..*inputs },
-            None => *inputs,
-        };
-        let bounds = plan.certificate(op.mechanism(), op.shape(), &every, mask)?;
+        let of_keys = |x: &[f32]| layout.repeated(op.kv_heads(), x);
+        let (k, v) = (inputs.k.map(of_keys), of_keys(inputs.v));
+        let inputs = Inputs { k: k.as_deref(), v: &v, ..*inputs };
+        let bounds = plan.certificate(op.mechanism(), op.shape(), &inputs, mask)?;
         results.extend(certificate(&bounds, layout));
     }
     Ok(results)
@@ -155,10 +152,7 @@ impl Names<'_> {
         let s = self.op.shape();
         let of_keys = |name, cols, gradient: &[R]| {
             let shape = self.layout.stored(&[s.batch, self.layout.kv_heads, s.seq_kv, cols]);
-            match self.op.kv_heads() == self.layout.kv_heads {
-                true => Named::new(name, shape, gradient),
-                false => Named::new(name, shape, &self.layout.summed(gradient)),
-            }
+            Named::new(name, shape, &self.layout.summed(self.op.kv_heads(), gradient))
         };
         let mut all = vec![self.named("dq", [s.seq_q, s.head_dim], dq)];
         all.extend(dk.map(|dk| of_keys("dk", s.head_dim, dk)));

@@ -122,9 +122,7 @@ pub fn run(args: &Attend, global: &Global) -> Result<()> {
     let operator =
         Operator::new(&mechanism, layout.shape, args.causal, strategy).map_err(Error::kernels(&args.input))?;
     let operator = operator.with_precision(args.precision);
-    // The reference is given keys of every head.
-    let kv_heads = if args.reference { layout.shape.heads } else { layout.kv_heads };
-    let operator = operator.with_kv_heads(kv_heads).map_err(Error::kernels(&args.input))?;
+    let operator = operator.with_kv_heads(layout.heads_taken(args.reference)).map_err(Error::kernels(&args.input))?;
     warn_of_precision(&operator);
     if let Some(caution) = mechanism.caution_at(&layout.shape) {
         tracing::warn!("{}: {caution}", mechanism.id());

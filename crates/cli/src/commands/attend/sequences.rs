@@ -87,8 +87,7 @@ pub fn run(
         return Err(Error::file(&args.input, problem));
     }
     let s = &layout.shape;
-    // The reference is given keys of every head.
-    let kv_heads = if args.reference { s.heads } else { layout.kv_heads };
+    let kv_heads = layout.heads_taken(args.reference);
     let heads = Heads { heads: s.heads, kv_heads, head_dim: s.head_dim, value_dim: s.value_dim };
     let strategy = if args.reference { Strategy::Reference } else { Strategy::Auto };
     let operator = VarlenOperator::new(mechanism, heads, sequences, args.causal, strategy);
