@@ -39,3 +39,8 @@ pub fn idx(extents: &[u32], values: &[u8]) -> Vec<u8> {
     let extents_bytes = extents.iter().flat_map(|n| n.to_be_bytes());
     [0, 0, 8, extents.len() as u8].into_iter().chain(extents_bytes).chain(values.iter().copied()).collect()
 }
+
+/// The arguments of `explain` on the run of [`train`] that is called `run`, with `more`.
+pub fn explain<'a>(more: &[&'a str]) -> Vec<&'a str> {
+    [&["explain", "--checkpoint", "run", "--out", "out", "--json"], more].concat()
+}
