@@ -259,18 +259,16 @@ fn what_is_planned_is_enough_for_heads_that_are_shared() {
     }
 }
 
+const UNIFORM: &str = r#"{"mechanism": "uniform"}"#;
+
 /// Projections side by side, `[batch, tokens, (q, k, v), heads, channels]`, and their gradients.
 #[test]
 fn projections_side_by_side_are_those_apart() {
     let shape = Shape { value_dim: 8, head_dim: 8, ..SHAPES[0] };
     let [n, sizes] = [150, shape.heads * 8];
-    for (json, kv_heads) in [
-        (MECHANISMS[0], 4),
-        (MECHANISMS[0], 2),
-        (MECHANISMS[2], 4),
-        (MECHANISMS[8], 2),
-        (r#"{"mechanism": "uniform"}"#, 4),
-    ] {
+    for (json, kv_heads) in
+        [(MECHANISMS[0], 4), (MECHANISMS[0], 2), (MECHANISMS[2], 4), (MECHANISMS[8], 2), (UNIFORM, 4), (UNIFORM, 2)]
+    {
         let mechanism = Mechanism::from_json(json).unwrap();
         let op = Operator::new(&mechanism, shape, false, Path::Auto).unwrap().with_kv_heads(kv_heads).unwrap();
         let widths = match (mechanism.id(), mechanism.tied()) {
@@ -286,7 +284,13 @@ fn projections_side_by_side_are_those_apart() {
         };
         let firsts = widths.iter().scan(0, |next, w| Some(std::mem::replace(next, *next + w)));
         let parts: Vec<Vec<f32>> = firsts.zip(&widths).map(|(first, &w)| apart(first, w)).collect();
-        let (q, k, v) = (&parts[0], &parts[parts.len() / 2], &parts[parts.len() - 1]);
+        // `uniform` has no queries and keys of its own, and reads none.
+        let unread = vec![f32::NAN; 2 * n * sizes];
+        let (q, k, v) = match &parts[..] {
+            [v] => (&unread, &unread, v),
+            [q, v] => (q, q, v),
+            parts => (&parts[0], &parts[1], &parts[2]),
+        };
         let of = |heads| [heads, n, 8];
         let each = StridedInputs {
             q: Strided::tokens_first(&q[..], of(4)),

@@ -37,6 +37,11 @@ impl Packed {
         batch * self.tokens * self.width
     }
 
+    /// Whether queries and keys lie beside the values.
+    fn has_tokens(&self) -> bool {
+        self.values > 0
+    }
+
     fn strided<D>(&self, data: D, channels: usize) -> Strided<D> {
         Strided { data, batch_stride: self.tokens * self.width, head_stride: channels, token_stride: self.width }
     }
@@ -44,9 +49,13 @@ impl Packed {
     pub fn inputs<'a, T>(&self, mechanism: &Mechanism, packed: &'a [T], extras: Extras<'a>) -> StridedInputs<'a, T> {
         let Heads { head_dim, value_dim, .. } = self.heads;
         let at = |first: usize, channels| self.strided(&packed[first.min(packed.len())..], channels);
-        // Of `uniform`, which reads but the sizes of queries and keys, all are the values.
-        let k = (!mechanism.tied()).then(|| at(self.keys, head_dim));
-        StridedInputs { q: at(0, head_dim), k, v: at(self.values, value_dim), extras }
+        // `uniform` reads but the sizes of queries and keys: every token is the first.
+        let tokens = |first| match self.has_tokens() {
+            true => at(first, head_dim),
+            false => Strided { data: packed, batch_stride: 0, head_stride: 0, token_stride: 0 },
+        };
+        let k = (!mechanism.tied()).then(|| tokens(self.keys));
+        StridedInputs { q: tokens(0), k, v: at(self.values, value_dim), extras }
     }
 
     /// The gradients that lie side by side, in the sizes of each. Those that have no place among them are left out.
@@ -62,8 +71,7 @@ impl Packed {
             // SAFETY: the projections of a token lie side by side, none in the place of another.
             unsafe { Target::of_parts(packed, layout) }
         };
-        let has_tokens = self.values > 0;
-        let dq = has_tokens.then(|| target(0, Role::Query, head_dim));
+        let dq = self.has_tokens().then(|| target(0, Role::Query, head_dim));
         let dk = (self.values > self.keys).then(|| target(self.keys, Role::Key, head_dim));
         Written { dq, dk, dv: target(self.values, Role::Value, value_dim), extras }
     }

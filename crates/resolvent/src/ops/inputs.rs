@@ -6,7 +6,6 @@ use burn::tensor::{Bool, FloatDType, Tensor};
 use resolvent_kernels::{ClusterPlan, Dropout, Parameter, Precision};
 
 use super::SharedClusters;
-use crate::Mechanism;
 
 /// The tensors that a mechanism is applied to. All share one device and one floating-point storage type (the extras may
 /// have another).
@@ -60,20 +59,10 @@ impl Inputs {
         Self { k: self.k.as_ref().map(repeated), v: repeated(&self.v), ..self.clone() }
     }
 
-    /// The same as the kernels read them.
-    pub(super) fn in_kernels(&self, mechanism: &Mechanism) -> Self {
-        if reads_shared_heads(mechanism) { self.clone() } else { self.repeated() }
-    }
-
     /// The same inputs with a decay per head, `[heads]`, in place of the configured one.
     pub fn with_gamma(self, gamma: Tensor<1>) -> Self {
         self.with(Parameter::Gamma, gamma)
     }
-}
-
-/// Whether the kernels can read heads that are shared as one: `uniform` has no queries.
-pub(super) fn reads_shared_heads(mechanism: &Mechanism) -> bool {
-    mechanism.projections() > 1
 }
 
 /// Tensors that belong to single mechanisms, and how a call is computed.

@@ -48,7 +48,7 @@ use crate::{Mechanism, Result};
 pub fn attend(inputs: &Inputs, mechanism: &Mechanism, mask: &Mask, strategy: Strategy) -> Result<Output> {
     let decision = plan::decide(inputs, mechanism, mask, strategy)?;
     match decision.operator {
-        Some(operator) => fused::attend(&inputs.in_kernels(mechanism), mask, operator),
+        Some(operator) => fused::attend(inputs, mask, operator),
         None => composed::attend(&inputs.repeated(), mechanism, mask, &decision.shape),
     }
 }

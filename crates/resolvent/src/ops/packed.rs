@@ -15,7 +15,6 @@ use resolvent_kernels as kernels;
 use super::{
     Extras, Inputs, Mask, Strategy,
     fused::{self, Call, FusedAttention, Outcome, Saved, Storage},
-    inputs::reads_shared_heads,
     plan::decide,
     rows::{contiguous, slice, tensor},
     sequences::{attend_sequences, bound},
@@ -69,20 +68,18 @@ impl Projected {
                     let channels = packed.clone().narrow(2, first * head_dim, heads * head_dim);
                     channels.reshape([batch, seq, heads, head_dim]).swap_dims(1, 2)
                 };
-                let (q, k) = (of(0, self.heads), of(self.heads, self.kv_heads));
+                let alone = mechanism.projections() == 1;
+                let k = of(if alone { 0 } else { self.heads }, self.kv_heads);
+                // `uniform` reads but the sizes of queries.
+                let q = match alone {
+                    true => k.clone().narrow(1, 0, 1).expand([batch, self.heads, seq, head_dim]),
+                    false => of(0, self.heads),
+                };
                 Inputs::new(q, k.clone(), k)
             }
         };
         views.extras = extras.clone();
         views
-    }
-
-    /// As the kernels read it.
-    fn in_kernels(self, mechanism: &Mechanism) -> Self {
-        match reads_shared_heads(mechanism) || self.heads == self.kv_heads {
-            true => self,
-            false => Self { heads: self.heads, kv_heads: self.heads, packed: self.repeated(mechanism) },
-        }
     }
 }
 
@@ -101,7 +98,6 @@ pub(crate) fn attend_packed(
     mask: &Mask,
     strategy: Strategy,
 ) -> Result<Tensor<3>> {
-    let projected = projected.in_kernels(mechanism);
     let views = projected.views(&extras, mechanism);
     let decision = decide(&views, mechanism, mask, strategy)?;
     if let Some(operator) = decision.operator {
@@ -123,7 +119,6 @@ pub(crate) fn attend_packed_sequences(
     causal: bool,
     strategy: Strategy,
 ) -> Result<Tensor<3>> {
-    let projected = projected.in_kernels(mechanism);
     let views = projected.views(&extras, mechanism);
     if let Some(operator) = bound(&views, projected.kv_heads, mechanism, sequences, causal, strategy)? {
         return carry_out(projected.packed, &extras, Call::bound(&views, operator));

@@ -6,7 +6,7 @@ use burn::{
 };
 use resolvent_kernels::{self as kernels, Parameter, Precision};
 
-use super::{Calibration, Inputs, Mask, composed, inputs::reads_shared_heads};
+use super::{Calibration, Inputs, Mask, composed};
 use crate::{Error, Mechanism, Result, Shape};
 
 /// How the operator is applied. `Auto` lets the library choose; any other value is honoured or refused.
@@ -84,10 +84,9 @@ pub(super) fn decide(inputs: &Inputs, mechanism: &Mechanism, mask: &Mask, strate
     let timed = dtype == DType::F32 && dropout.is_none() && precision == Precision::Full;
     let calibration = Calibration::installed().filter(|_| timed);
     let few = calibration.is_some_and(|c| shape.seq_q.max(shape.seq_kv) <= c.composed_up_to(mechanism));
-    let kv_heads = if reads_shared_heads(mechanism) { inputs.kv_heads() } else { shape.heads };
     let operator = |strategy| {
         let operator = kernels::Operator::new(mechanism, shape, mask.causal, strategy)?;
-        Ok::<_, Error>(operator.with_precision(precision).with_kv_heads(kv_heads)?)
+        Ok::<_, Error>(operator.with_precision(precision).with_kv_heads(inputs.kv_heads())?)
     };
     let has_kernels = strategy == Strategy::Auto && is_flex(&device) && is_fused(dtype);
     let best = has_kernels.then(|| operator(kernels::Strategy::Auto)).transpose()?;

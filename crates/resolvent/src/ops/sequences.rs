@@ -101,10 +101,9 @@ pub fn attend_sequences(
     causal: bool,
     strategy: Strategy,
 ) -> Result<Output> {
-    let inputs = inputs.in_kernels(mechanism);
-    match bound(&inputs, inputs.kv_heads(), mechanism, sequences, causal, strategy)? {
-        Some(operator) => fused::apply(&inputs, Call::bound(&inputs, operator)),
-        None => by_groups(&inputs, mechanism, sequences, causal, strategy),
+    match bound(inputs, inputs.kv_heads(), mechanism, sequences, causal, strategy)? {
+        Some(operator) => fused::apply(inputs, Call::bound(inputs, operator)),
+        None => by_groups(inputs, mechanism, sequences, causal, strategy),
     }
 }
 
