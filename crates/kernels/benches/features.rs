@@ -1,10 +1,11 @@
 //! The structure `features` beside `linear-infsa`, whose cost is what its tensors take to be read, and beside `softmax`.
-//! `cargo bench -p resolvent-kernels --bench features`; every figure is a median over interleaved rounds.
+//! `cargo bench -p resolvent-kernels --bench features`; every figure is a median over interleaved rounds. With `-- bf16 bf16x3`
+//! what has such products a second and third time with them.
 
 use std::time::Instant;
 
 use resolvent_kernels::{
-    ExtraGradients, Extras, Gradients, Inputs, Mask, Mechanism, Operator, Result, Scratch, Shape, Strategy,
+    ExtraGradients, Extras, Gradients, Inputs, Mask, Mechanism, Operator, Precision, Result, Scratch, Shape, Strategy,
 };
 
 const ROUNDS: usize = 9;
@@ -23,8 +24,8 @@ struct Case {
 }
 
 impl Case {
-    fn new(json: &str, shape: Shape) -> Result<Self> {
-        let op = Operator::new(&Mechanism::from_json(json)?, shape, false, Strategy::Auto)?;
+    fn new(json: &str, shape: Shape, precision: Precision) -> Result<Self> {
+        let op = Operator::new(&Mechanism::from_json(json)?, shape, false, Strategy::Auto)?.with_precision(precision);
         let numbers = |n: usize, seed: u32| (0..n as u32).map(|i| noise(i.wrapping_add(seed))).collect::<Vec<_>>();
         let (q, k, v) = (numbers(shape.q_len(), 1), numbers(shape.k_len(), 2), numbers(shape.v_len(), 3));
         let (out, stats) = (vec![1.0; op.out_len()], vec![1.0; op.plan().stats]);
@@ -70,13 +71,23 @@ const CASES: [(&str, &str); 6] = [
 ];
 
 fn main() -> Result<()> {
+    let asked = |precision: &Precision| std::env::args().skip(1).any(|arg| arg == precision.name());
+    let rounded: Vec<_> = [Precision::Bf16, Precision::Bf16x3].into_iter().filter(asked).collect();
     println!("{} threads", rayon::current_num_threads());
     for [heads, tokens, dim] in [[8, 4096, 64], [32, 197, 64], [8, 32_768, 16]] {
         // Pairs of many tokens would take minutes.
         let fits = |name: &str| name != "softmax" || tokens <= 4096;
         let shape = Shape::square(1, heads, tokens, dim);
-        let cases = CASES.iter().filter(|(name, _)| fits(name));
-        let mut cases = cases.map(|(name, json)| Ok((*name, Case::new(json, shape)?))).collect::<Result<Vec<_>>>()?;
+        let mut cases = Vec::new();
+        for (name, json) in CASES.iter().filter(|(name, _)| fits(name)) {
+            cases.push((name.to_string(), Case::new(json, shape, Precision::Full)?));
+            for precision in rounded.iter().copied() {
+                let case = Case::new(json, shape, precision)?;
+                if case.op.plan().arithmetic.runs == precision {
+                    cases.push((format!("{name}, {}", precision.name()), case));
+                }
+            }
+        }
         for round in 0..=ROUNDS {
             for (_, case) in &mut cases {
                 let times = case.run()?;

@@ -2,6 +2,8 @@
 
 #[path = "support/naive.rs"]
 mod naive;
+#[path = "support/naive_features.rs"]
+mod naive_features;
 mod support;
 #[path = "support/threads.rs"]
 mod threads;
@@ -11,7 +13,7 @@ use naive::Naive;
 use resolvent_kernels::{
     Dropout, Element, Error, Extras, Inputs, Mask, Mechanism, Operator, Parameter, Plan, Precision, Scratch, Shape,
     Strategy, Tol,
-    mechanism::{Bias, Normalisation},
+    mechanism::{Bias, Normalisation, Structure},
     relative_distance,
     simd::{Bf16Unit, Level},
 };
@@ -87,7 +89,18 @@ const NAIVE: &[&str] = &[
     r#"{"mechanism": "relu", "structure": {"kind": "dense", "window": 30}}"#,
     r#"{"mechanism": "composed"}"#,
     r#"{"mechanism": "composed", "score": {"kind": "dot-abs"}, "normalisation": {"kind": "frobenius", "eps": 0.125}}"#,
+    r#"{"mechanism": "performer"}"#,
+    r#"{"mechanism": "performer", "causal": true}"#,
+    r#"{"mechanism": "performer", "structure": {"kind": "features", "map": "favor", "count": 40}}"#,
 ];
+
+/// What a naive implementation makes of a problem.
+fn naively(p: &Problem, stored: bool, parts: usize) -> Solution {
+    match p.mechanism.values().structure {
+        Structure::Features(_) => naive_features::solution(p, stored, parts),
+        _ => Naive::of(p, stored, parts).solution(),
+    }
+}
 
 /// Lengths and channels on both sides of tiles, panels and vectors; masks; keys that are the queries, or others.
 fn problems() -> Vec<(String, Problem)> {
@@ -100,7 +113,10 @@ fn problems() -> Vec<(String, Problem)> {
             let mechanism = Mechanism::from_json(json).unwrap();
             // What the norm leaves of a single affinity's gradient is smaller than its rounding.
             let by_norm = matches!(mechanism.values().normalisation, Normalisation::Frobenius(_));
-            if mechanism.tied() && n != m || n == 1 && by_norm {
+            // Likewise of a single pair's features; and causal, every query sees a key.
+            let of_features = matches!(mechanism.values().structure, Structure::Features(_));
+            let hidden = of_features && mechanism.causal() && n > m;
+            if mechanism.tied() && n != m || n == 1 && (by_norm || of_features) || hidden {
                 continue;
             }
             let p = biased(mechanism, shape, n as u64);
@@ -115,7 +131,7 @@ fn problems() -> Vec<(String, Problem)> {
 #[test]
 fn errors_are_at_most_twice_those_of_a_naive_computation() {
     for (what, p) in problems() {
-        let (exact, naive) = (p.reference(), [false, true].map(|stored| Naive::of(&p, stored, 1).solution()));
+        let (exact, naive) = (p.reference(), [false, true].map(|stored| naively(&p, stored, 1)));
         for unit in units() {
             let op = operator(&p, unit);
             let halves = p.solve_by::<bf16>(&op).unwrap();
@@ -143,7 +159,7 @@ fn three_products_are_as_exact_as_operands_of_sixteen_bits() {
         if of_distances(&what) {
             continue;
         }
-        let (exact, naive) = (p.reference(), Naive::of(&p, false, 2).solution());
+        let (exact, naive) = (p.reference(), naively(&p, false, 2));
         for unit in units() {
             let op = operator_in(Precision::Bf16x3, &p, unit);
             let got = p.solve_by::<f32>(&op).unwrap();
@@ -219,8 +235,10 @@ fn everything_else_is_within_the_tolerance_of_halves() {
 fn units_agree() {
     for (what, p) in problems() {
         let first = solve(&p, (Level::Portable, Bf16Unit::Widened));
+        // Of features what is left of terms a thousand times as large.
+        let cancels = |name: &str| name == "dscale" && matches!(p.mechanism.values().structure, Structure::Features(_));
         for unit in units() {
-            for (name, got) in solve(&p, unit) {
+            for (name, got) in solve(&p, unit).into_iter().filter(|(name, _)| !cancels(name)) {
                 let finite = |x: &[f64]| x.iter().map(|x| x.max(-1e30)).collect::<Vec<_>>();
                 let distance = far(&finite(&got), &finite(&first[name]));
                 // Sums over all pairs that mostly cancel.
@@ -239,6 +257,8 @@ fn masked_content_and_threads_change_no_bit() {
         r#"{"mechanism": "fna"}"#,
         r#"{"mechanism": "local", "window": 90, "sinks": 2}"#,
         r#"{"mechanism": "sigmoid", "causal": true}"#,
+        r#"{"mechanism": "performer"}"#,
+        r#"{"mechanism": "performer", "causal": true}"#,
     ] {
         let mut p = masked(problem(Mechanism::from_json(json).unwrap(), Shape::square(2, 2, 300, 24), 9));
         let precisions = [Precision::Bf16, Precision::Bf16x3].into_iter().take(if of_distances(json) { 1 } else { 2 });
@@ -315,7 +335,9 @@ fn plans_tell_what_runs_and_why() {
         (r#"{"mechanism": "softmax"}"#, Strategy::Reference, "f64"),
         (r#"{"mechanism": "laplacian-exact"}"#, Strategy::Auto, "f32"),
         (r#"{"mechanism": "uniform"}"#, Strategy::Auto, "f32"),
-        (r#"{"mechanism": "linear"}"#, Strategy::Auto, "of structures"),
+        (r#"{"mechanism": "nystromformer"}"#, Strategy::Auto, "of structures"),
+        (r#"{"mechanism": "linear"}"#, Strategy::Auto, "as many features"),
+        (r#"{"mechanism": "performer", "series": {"kind": "hops", "count": 2}}"#, Strategy::Auto, "one hop"),
         (r#"{"mechanism": "composed", "series": {"kind": "hops", "count": 2}}"#, Strategy::Auto, "one hop"),
         (r#"{"mechanism": "composed", "normalisation": {"kind": "symmetric"}}"#, Strategy::Auto, "sums of columns"),
         (r#"{"mechanism": "composed", "score": {"kind": "gaussian"}}"#, Strategy::Auto, "no product"),
@@ -371,7 +393,7 @@ fn forward(p: &Problem, op: &Operator) -> Vec<f32> {
 fn scratch_is_as_planned() {
     for (n, m) in [(5, 300), (300, 5), (257, 129)] {
         let shape = Shape { batch: 1, heads: 2, seq_q: n, seq_kv: m, head_dim: 20, value_dim: 33 };
-        for id in ["softmax", "fna"] {
+        for id in ["softmax", "fna", "performer"] {
             let p = problem(Mechanism::preset(id).unwrap(), shape, 1);
             let unit = units().last().copied().unwrap();
             forward(&p, &operator(&p, unit));

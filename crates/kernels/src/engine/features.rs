@@ -5,15 +5,21 @@ use super::{
     series::{Hop, Tokens},
 };
 use crate::{
-    Gradients, Parameter, Plan, Result, Shape,
+    Gradients, Parameter, Plan, Precision, Result, Shape,
     call::{Call, Saved},
     mechanism::{Composed, Features, Series},
     structure::features::{self, Backward, Operator, Targets},
 };
 
 /// What a call does and needs.
-pub(super) fn plan(m: &Composed, structure: &Features, shape: &Shape, causal: bool, hops: u64) -> Plan {
-    let one = features::plan(structure, shape, causal);
+pub(super) fn plan(
+    (m, structure): (&Composed, &Features),
+    shape: &Shape,
+    causal: bool,
+    hops: u64,
+    precision: Precision,
+) -> Plan {
+    let one = features::plan(structure, shape, causal, precision);
     if let Series::OneHop(_) = m.series {
         return one;
     }
@@ -93,7 +99,7 @@ pub(super) struct FeatureHop<'a> {
 
 impl<'a> FeatureHop<'a> {
     pub fn new(call: &'a Call<'a>, m: &Composed, structure: &Features) -> Result<Self> {
-        let plan = features::plan(structure, &call.shape, call.mask.causal);
+        let plan = features::plan(structure, &call.shape, call.mask.causal, Precision::Full);
         let work = plan.scratch_forward.max(plan.scratch_backward);
         let mut hop = Self { call, operator: operator(call, m, structure, false)?, stats: vec![0.0; plan.stats], work };
         let mut out = vec![0.0; call.shape.out_len()];

@@ -21,7 +21,7 @@ const NUMBERS: usize = 8;
 /// What a call does and needs; none where there is no fused path.
 pub(crate) fn plan(m: &Composed, shape: &Shape, causal: bool, precision: Precision) -> Option<Plan> {
     if let Structure::Features(structure) = &m.structure {
-        return Some(features::plan(m, structure, shape, causal, hops(m)));
+        return Some(features::plan((m, structure), shape, causal, hops(m), precision));
     }
     if let Some(structure) = factored(m) {
         return Some(factors::plan(structure, shape, of_pairs(m, shape, causal, 1, precision), hops(m)));

@@ -7,7 +7,7 @@ use super::{
     columns::{ALL, Block, Columns},
     head::Head,
     pool::{Buffers, Pool},
-    rounded::{Rounding, Rows, Shared},
+    rounded::{Rounding, Shared},
     sight,
     sums::RowSum,
     tile::{KEYS, Lanes, QUERIES, Running, STRIDE, rescale, terms, weigh},
@@ -21,6 +21,7 @@ use crate::{
     scratch::Aligned,
     simd::{
         Level,
+        bf16::Rows,
         product::{Add, Left, Right, Size, Store, multiply, multiply_add},
     },
     structure::dense::padded,
@@ -202,7 +203,8 @@ impl<'a> Sweep<'a> {
         if let Some(rounding) = self.rounding {
             let Buffers { values, operands, width, .. } = buffers;
             let shared = self.shared.and_then(|shared| shared.pairs(&shared.value_pairs, columns, stride));
-            let v = (Rows { data: &columns.of(v, stride), stride, channels: stride }, shared);
+            let v = columns.of(v, stride);
+            let v = (Rows::new(&v, stride, stride), shared);
             let scores = (&mut values[..], [columns.len(), *width]);
             return rounding.by_query(self.level, scores, v, operands, (sums, stride, begun));
         }

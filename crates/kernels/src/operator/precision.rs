@@ -11,8 +11,8 @@ impl Operator {
     ///
     /// What is known not to run in bf16 runs in full, and the plan says so and why ([`crate::Plan::arithmetic`]): bf16 are `softmax`,
     /// `infsa` and `fna`, by whichever values, and dense compositions of one hop whose score is a product and whose weights are normalised
-    /// by rows without a density, by their norm or not at all, as `cosine`, `sigmoid`, `relu`, `local` and any of these with a bias; where
-    /// the strategy is not the reference. [`Precision::Bf16x3`] is for the same but `fna`, and needs tiles of bf16 (AMX), unless
+    /// by rows without a density, by their norm or not at all, as `cosine`, `sigmoid`, `relu`, `local` and any of these with a bias, and
+    /// one hop over random features (`performer`); where the strategy is not the reference. [`Precision::Bf16x3`] is for the same but `fna`, and needs tiles of bf16 (AMX), unless
     /// [`Operator::with_bf16_unit`] names what multiplies. A call that turns out not to be theirs, a composition with a tensor that its preset lacks and
     /// its engine multiplies in f32, is refused.
     ///
@@ -101,7 +101,7 @@ impl Operator {
                 None => engine::bf16_refusal(m),
             },
             _ => Some(
-                "this mechanism multiplies in f32: softmax, infsa, fna and dense compositions of products have bf16 products",
+                "this mechanism multiplies in f32: softmax, infsa, fna, dense compositions of products and performer have bf16 products",
             ),
         }
     }

@@ -254,12 +254,12 @@ fn unit(x: &[f64]) -> Vec<f64> {
     x.iter().map(|x| if length > 0.0 { x / length } else { 0.0 }).collect()
 }
 
-fn rounded(x: f64, parts: usize) -> f64 {
+pub fn rounded(x: f64, parts: usize) -> f64 {
     let first = bf16::from_f32(x as f32).to_f64();
     if parts == 1 { first } else { first + rounded(x - first, 1) }
 }
 
-fn dot(x: &[f64], y: &[f64]) -> f64 {
+pub fn dot(x: &[f64], y: &[f64]) -> f64 {
     x.iter().zip(y).map(|(x, y)| x * y).sum()
 }
 
@@ -267,6 +267,6 @@ fn square(x: &[f64], y: &[f64]) -> f64 {
     x.iter().zip(y).map(|(x, y)| (x - y).powi(2)).sum()
 }
 
-fn add(sum: &mut [f64], x: &[f64], factor: f64) {
+pub fn add(sum: &mut [f64], x: &[f64], factor: f64) {
     sum.iter_mut().zip(x).for_each(|(sum, x)| *sum += factor * x);
 }

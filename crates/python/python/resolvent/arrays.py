@@ -84,7 +84,7 @@ def attend(
             or the pair itself (``"pairs"``). For ``softmax`` and ``fna``.
         strategy: ``auto``, ``fused`` or ``reference`` (naive and in float64, to check against).
         precision: ``full``, or ``bf16``: products of operands that are rounded to bfloat16, summed in float32, whatever the tensors are
-            stored in. For ``softmax``, ``infsa``, ``fna`` and dense compositions of products; refused by others. ``bf16x3``:
+            stored in. For ``softmax``, ``infsa``, ``fna``, dense compositions of products and ``performer``; refused by others. ``bf16x3``:
             three products of bfloat16 for each of float32, 16 bits of it; for the same but ``fna``, on processors with AMX.
         threads: See `set_num_threads`; the number of threads changes no bit.
         out: Where to write the result, with channels side by side.

@@ -75,8 +75,8 @@ pub struct Attend {
     /// Compute naively in f64, and write f64; takes O(N^2) memory
     #[arg(long)]
     pub reference: bool,
-    /// Precision of the products: full (f32), or bf16 with sums in f32, for softmax, infsa, fna and dense scores of products; bf16x3
-    /// (three of bf16 for each of f32, 16 bits) for the same but fna, on processors with AMX; others run in full, as --plan says
+    /// Precision of the products: full (f32), or bf16 with sums in f32, for softmax, infsa, fna, dense scores of products and performer;
+    /// bf16x3 (three of bf16 for each of f32, 16 bits) for the same but fna, on processors with AMX; others run in full, as --plan says
     #[arg(long, value_name = "PRECISION", default_value = "full", value_parser = precision)]
     pub precision: Precision,
     /// Only print what would be done: strategy, precision, operations, bytes, scratch

@@ -7,10 +7,8 @@ mod rows;
 
 use std::ops::Range;
 
-use pulp::{Simd, WithSimd};
-
-pub(super) use rows::{Rows, Shared, shared_len};
-use rows::{pairs_len, pairs_of, rows_len};
+pub(super) use rows::{Shared, shared_len};
+use rows::{pairs_len, rows_len};
 
 use super::{
     columns::Columns,
@@ -24,12 +22,12 @@ use crate::{
     scratch::Aligned,
     simd::{
         Level,
-        bf16::{Bf16Products, Left, Multiplier, Output, ROWS, Right, Size, pairs},
+        bf16::{Bf16Products, Left, Output, ROWS, Right, Rows, Size, multiply, pairs, pairs_of, write},
     },
     structure::dense::padded,
 };
 
-/// Why the engine does not multiply in bf16 for a composition, if so.
+/// Why a composition does not multiply in bf16, if so.
 pub(crate) fn refusal(m: &Composed) -> Option<&'static str> {
     let product = match &m.score {
         Score::DotExp(_) | Score::CosineExp(_) | Score::DotRelu(_) | Score::DotAbs(_) | Score::DotGelu(_) => true,
@@ -46,8 +44,12 @@ pub(crate) fn refusal(m: &Composed) -> Option<&'static str> {
         _ if !product => Some("its score is no product: such compositions multiply in f32, but for fna"),
         (Structure::Dense(_), Series::OneHop(_)) if by_rows => None,
         (Structure::Dense(_), Series::OneHop(_)) => Some("densities, sums of columns and statistics of them are f32"),
-        (Structure::Dense(_), _) => Some("more than one hop multiplies in f32"),
-        _ => Some("of structures, only the dense one has bf16 products"),
+        (Structure::Features(features), Series::OneHop(_)) if features.map.is_random() => None,
+        (Structure::Features(_), Series::OneHop(_)) => {
+            Some("sums over as many features as channels take as long in f32")
+        }
+        (Structure::Dense(_) | Structure::Features(_), _) => Some("more than one hop multiplies in f32"),
+        _ => Some("of structures, only dense ones and random features have bf16 products"),
     }
 }
 
@@ -97,8 +99,8 @@ impl Rounding {
         backward: bool,
     ) -> Shared<'p> {
         let (tiles, images) = (self.products.enter(), self.images(k, stride));
-        let values = Rows { data: v, stride: value_stride, channels: value_stride };
-        let (columns, parts) = (images.count(), tiles.parts());
+        let values = Rows::new(v, value_stride, value_stride);
+        let (columns, parts) = (images.count, tiles.parts());
         let rounded = |x: Rows<'_>, wanted: bool| {
             let mut out = pool.memory(if wanted { parts * rows_len(columns) * pairs(x.channels) } else { 0 });
             x.round_into(level, &tiles, bytemuck::cast_slice_mut(&mut out));
@@ -122,25 +124,25 @@ impl Rounding {
 
     /// The channels of the tokens in rows of images.
     fn images<'a>(&self, data: &'a [f32], stride: usize) -> Rows<'a> {
-        Rows { data, stride, channels: self.dim }
+        Rows::new(data, stride, self.dim)
     }
 
     /// Readies the queries of a block, whose images are `rows`.
     pub fn queries(&self, level: Level, (rows, stride): (&[f32], usize), into: &mut Operands) {
         let (tiles, images) = (self.products.enter(), self.images(rows, stride));
-        images.panel(level, &tiles, padded(images.count()), &mut into.rows, &mut into.queries);
+        images.panel(level, &tiles, padded(images.count), &mut into.rows, &mut into.queries);
         images.woven(level, &tiles, &mut into.query_rows);
         into.offsets.clear();
         if self.map == Map::Offset {
-            into.offsets.resize(padded(images.count()), 0.0);
+            into.offsets.resize(padded(images.count), 0.0);
             into.offsets.iter_mut().zip(rows.chunks_exact(stride)).for_each(|(x, row)| *x = row[self.dim]);
         }
     }
 
     /// Readies the output gradients of a block.
     pub fn gradients(&self, level: Level, (data, stride): (&[f32], usize), into: &mut Operands) {
-        let (tiles, rows) = (self.products.enter(), Rows { data, stride, channels: stride });
-        rows.panel(level, &tiles, padded(rows.count()), &mut into.rows, &mut into.gradients);
+        let (tiles, rows) = (self.products.enter(), Rows::new(data, stride, stride));
+        rows.panel(level, &tiles, padded(rows.count), &mut into.rows, &mut into.gradients);
         rows.woven(level, &tiles, &mut into.gradient_rows);
     }
 
@@ -165,7 +167,7 @@ impl Rounding {
             }),
             // The rounded rows are of nearly unit length.
             Map::Unit => level.dispatch(|| {
-                for row in out.chunks_mut(STRIDE).take(images.count()) {
+                for row in out.chunks_mut(STRIDE).take(images.count) {
                     row[..width].iter_mut().for_each(|x| *x = (2.0 - 2.0 * *x).clamp(0.0, 4.0));
                 }
             }),
@@ -181,7 +183,7 @@ impl Rounding {
         width: usize,
         out: &mut [f32],
     ) {
-        let values = Rows { data, stride, channels: stride };
+        let values = Rows::new(data, stride, stride);
         // `<dout, out>` is taken of these: both read the same.
         self.scores(level, (values, shared), (&of.gradients, &mut of.rows), (width, true), out);
     }
@@ -198,7 +200,7 @@ impl Rounding {
         let left = shared.unwrap_or_else(|| keys.rounded(level, &tiles, rows));
         let depth = left.stride / tiles.parts();
         let right = Right { data: bytemuck::cast_slice(&panel[..]), stride: width, second: width * depth };
-        let size = Size { rows: keys.count(), cols: width, pairs: depth };
+        let size = Size { rows: keys.count, cols: width, pairs: depth };
         multiply(level, &tiles, size, (left, right, all), Output { data: out, stride: STRIDE, add: false });
     }
 
@@ -213,19 +215,15 @@ impl Rounding {
     ) {
         let tiles = self.products.enter();
         let depth = pairs(columns);
-        let stride = tiles.parts() * depth;
-        let turned = pairs_of(&mut of.scores, width * stride);
+        let turned = pairs_of(&mut of.scores, width * tiles.parts() * depth);
         level.dispatch(|| {
-            let scores = tiles.weave_in_place((scores, STRIDE), [columns, width]);
-            for part in 0..tiles.parts() {
-                let from = (&scores.data[part * scores.second..], scores.stride);
-                tiles.transpose([depth, width], from, (&mut turned[part * depth..], stride));
-            }
+            tiles.weave_in_place((scores, STRIDE), [columns, width]).turn(&tiles, [depth, width], turned);
         });
+        let left = Left { data: turned, stride: tiles.parts() * depth, second: depth };
         let woven = shared.unwrap_or_else(|| x.woven(level, &tiles, &mut of.woven));
         let rows = into.0.len() / into.1.max(1);
         let size = Size { rows, cols: woven.stride / tiles.parts(), pairs: depth };
-        write(level, &tiles, size, (Left { data: turned, stride, second: depth }, woven), into, &mut of.product);
+        write(level, &tiles, size, (left, woven), into, whole_tiles(&mut of.product, size));
     }
 
     /// Adds the gradients of keys: the queries that are ready, by the gradients of the terms `[column][query]`.
@@ -258,7 +256,7 @@ impl Rounding {
         let left = Left { data: rounded, stride: parts * depth, second: depth };
         let right = Right { data: bytemuck::cast_slice(&woven[..]), stride: parts * stride, second: stride };
         let size = Size { rows: size[0], cols: stride, pairs: depth };
-        write(level, &tiles, size, (left, right), (into.0, into.1, true), product);
+        write(level, &tiles, size, (left, right), (into.0, into.1, true), whole_tiles(product, size));
     }
 }
 
@@ -293,43 +291,9 @@ impl<'a> Sweep<'a> {
     }
 }
 
-/// Writes or adds a product to the rows `into`, which may be fewer than whole tiles.
-fn write(
-    level: Level,
-    tiles: &Multiplier,
-    size: Size,
-    (left, right): (Left<'_>, Right<'_>),
-    (into, stride, add): (&mut [f32], usize, bool),
-    product: &mut Aligned,
-) {
-    if size.rows.is_multiple_of(ROWS) {
-        return multiply(level, tiles, size, (left, right, false), Output { data: into, stride, add });
-    }
-    product.resize(size.rows.next_multiple_of(ROWS) * size.cols);
-    multiply(level, tiles, size, (left, right, false), Output { data: product, stride: size.cols, add: false });
-    for (row, product) in into.chunks_mut(stride).zip(product.chunks_exact(size.cols)).take(size.rows) {
-        let row = row.iter_mut().zip(product);
-        if add { row.for_each(|(x, y)| *x += y) } else { row.for_each(|(x, y)| *x = *y) }
-    }
-}
-
-fn multiply(level: Level, tiles: &Multiplier, size: Size, operands: (Left<'_>, Right<'_>, bool), into: Output<'_>) {
-    level.dispatch(Multiply { tiles, size, operands, into });
-}
-
-struct Multiply<'a> {
-    tiles: &'a Multiplier,
-    size: Size,
-    operands: (Left<'a>, Right<'a>, bool),
-    into: Output<'a>,
-}
-
-impl WithSimd for Multiply<'_> {
-    type Output = ();
-
-    #[inline(always)]
-    fn with_simd<S: Simd>(self, simd: S) {
-        let (left, right, all) = self.operands;
-        self.tiles.multiply_parts(simd, self.size, (left, right), all, self.into);
-    }
+/// Room for a product of whole tiles, where its rows are no such.
+fn whole_tiles(product: &mut Aligned, size: Size) -> &mut [f32] {
+    let rows = if size.rows.is_multiple_of(ROWS) { 0 } else { size.rows.next_multiple_of(ROWS) };
+    product.resize(rows * size.cols);
+    product
 }

@@ -12,9 +12,11 @@ mod amx;
 #[cfg(all(target_arch = "x86_64", not(miri)))]
 mod avx512;
 mod pack;
+mod rows;
 mod widened;
 
 pub(crate) use pack::{nearest, round};
+pub(crate) use rows::{Rows, multiply, pairs_of, write};
 
 use std::marker::PhantomData;
 

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use super::{
     check_entries,
     map::{self, Directions, Map},
+    product::Products,
     state::FLOOR,
 };
 use crate::{
@@ -64,14 +65,21 @@ impl Decoder {
 
     fn map(&self, head: usize) -> Map<'_> {
         let root = self.scales[head].sqrt() as f32;
-        Map { level: self.level, dim: self.dim, count: self.features, directions: self.directions.as_deref(), root }
+        Map {
+            level: self.level,
+            bf16: None,
+            dim: self.dim,
+            count: self.features,
+            directions: self.directions.as_deref(),
+            root,
+        }
     }
 
     /// Takes a key and its value of head `head` in.
     pub fn push(&self, past: &mut Past, head: usize, k: &[f32], v: &[f32]) {
         let Past { unit, sums, row } = past;
         let mut level = [0.0];
-        self.map(head).features(k, true, row, &mut level);
+        self.map(head).features(&mut Products::full(self.level), k, true, (row, &mut level));
         let [level] = level;
         if level > *unit {
             let by = f64::from(*unit - level).exp2();
@@ -88,7 +96,8 @@ impl Decoder {
 
     /// Writes the sum of the values of all keys, weighed by query `q`; returns what its weights sum to.
     pub fn row(&self, past: &mut Past, head: usize, q: &[f32], sum: &mut [f64]) -> f64 {
-        self.map(head).features(q, false, &mut past.row, &mut [0.0]);
+        let products = &mut Products::full(self.level);
+        self.map(head).features(products, q, false, (&mut past.row, &mut [0.0]));
         sum.fill(0.0);
         let mut weights = 0.0;
         for (psi, sums) in past.row.iter().zip(past.sums.chunks_exact(self.channels + 1)) {

@@ -30,8 +30,9 @@ pub(super) struct Cut {
 }
 
 impl Cut {
-    pub fn of(shape: &Shape, features: usize) -> Self {
-        let sizes = Sizes { dim: shape.head_dim, features, channels: shape.value_dim };
+    /// Of operands of so many `parts` of bf16, 0 in f32.
+    pub fn of(shape: &Shape, features: usize, parts: usize) -> Self {
+        let sizes = Sizes { dim: shape.head_dim, features, channels: shape.value_dim, parts };
         let slices = shape.slices();
         // So that the sums of a piece are no larger than its tokens.
         let least = LEAST_CHUNKS.max(features.div_ceil(CHUNK));
@@ -88,8 +89,9 @@ where
         let (states, work) = work.split_at_mut(cut.shared(pass));
         if pieces == 1 {
             return for_each(cut.slices, work, cut.per_worker(pass), |slice, memory| {
-                let (mut workspace, memory) = Workspace::cut(memory, &cut.sizes, pass);
-                let (mut state, head) = (State::cut(memory, form).0, (self.head)(slice));
+                let head = (self.head)(slice);
+                let (mut workspace, memory) = Workspace::cut(memory, &cut.sizes, pass, &head.map);
+                let mut state = State::cut(memory, form).0;
                 state.clear();
                 if !head.causal {
                     self.gather(&head, 0, &mut workspace, &mut state);
@@ -102,8 +104,9 @@ where
             // SAFETY: every task has its own part.
             let mut state = State::cut(unsafe { parts.part(task * len..(task + 1) * len) }, form).0;
             state.clear();
-            let mut workspace = Workspace::cut(memory, &cut.sizes, pass).0;
-            self.gather(&(self.head)(task / pieces), task % pieces, &mut workspace, &mut state);
+            let head = (self.head)(task / pieces);
+            let mut workspace = Workspace::cut(memory, &cut.sizes, pass, &head.map).0;
+            self.gather(&head, task % pieces, &mut workspace, &mut state);
         });
         for_each(cut.slices, work, cut.per_worker(pass), |slice, memory| {
             // SAFETY: every slice has its own part.
@@ -113,8 +116,9 @@ where
         for_each(cut.tasks(), work, cut.per_worker(pass), |task, memory| {
             // SAFETY: every task has its own part.
             let mut state = State::cut(unsafe { parts.part(task * len..(task + 1) * len) }, form).0;
-            let mut workspace = Workspace::cut(memory, &cut.sizes, pass).0;
-            self.give(task / pieces, &(self.head)(task / pieces), task % pieces, &mut workspace, &mut state);
+            let head = (self.head)(task / pieces);
+            let mut workspace = Workspace::cut(memory, &cut.sizes, pass, &head.map).0;
+            self.give(task / pieces, &head, task % pieces, &mut workspace, &mut state);
         });
     }
 
@@ -123,7 +127,7 @@ where
         let side = self.pass.sources();
         let chunk = |positions: Range<usize>| {
             workspace.load(head, self.pass, side, &positions);
-            state.add(head.map.level, &mut workspace.source);
+            state.add(head.map.level, &mut workspace.products, &mut workspace.source);
         };
         let chunks = self.cut.chunks(piece, head.positions(side));
         // In the order in which they are met again.
@@ -169,7 +173,7 @@ where
                 (self.write)(slice, head, tokens, workspace);
             }
             if head.causal {
-                state.add(head.map.level, &mut workspace.source);
+                state.add(head.map.level, &mut workspace.products, &mut workspace.source);
             }
         };
         let chunks = self.cut.chunks(piece, head.positions(pass.sinks));

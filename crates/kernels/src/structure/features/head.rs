@@ -4,6 +4,7 @@ use std::ops::Range;
 
 use super::{
     map::Map,
+    product::Products,
     state::FLOOR,
     tile::{Sizes, Tile},
 };
@@ -51,13 +52,13 @@ pub(super) struct Head<'a> {
 
 impl<'a> Head<'a> {
     /// The head `slice` of `call`, whose values are `v`.
-    pub fn of(call: &Call<'a>, slice: usize, v: &'a [f32], map: Map<'a>, gamma: f32) -> Self {
+    pub fn of(call: &Call<'a>, slice: usize, v: &'a [f32], (map, sizes): (Map<'a>, Sizes), gamma: f32) -> Self {
         let s = call.shape;
         let part = |x: &'a [f32], len: usize| &x[slice * len..][..len];
         let keep = |keep: Option<&'a [bool]>, seq: usize| keep.map(|keep| &keep[slice / s.heads * seq..][..seq]);
         Self {
             map,
-            sizes: Sizes { dim: s.head_dim, features: map.count, channels: s.value_dim },
+            sizes,
             q: part(call.q.dense(), s.seq_q * s.head_dim),
             k: part(call.k.dense(), s.seq_kv * s.head_dim),
             v: part(v, s.seq_kv * s.value_dim),
@@ -107,10 +108,10 @@ impl<'a> Head<'a> {
     }
 
     /// Loads tokens of a side: what is masked has no features, no values, and a level from which nothing comes.
-    pub fn load(&self, side: Side, tokens: Range<usize>, tile: &mut Tile<'_>) {
+    pub fn load(&self, products: &mut Products<'_>, side: Side, tokens: Range<usize>, tile: &mut Tile<'_>) {
         tile.rows = tokens.len();
         tile.poison[..tokens.len()].fill(0.0);
-        self.map.features(self.rows(side, &tokens), side == Side::Keys, tile.features, tile.levels);
+        self.map.features(products, self.rows(side, &tokens), side == Side::Keys, (tile.features, tile.levels));
         let absent = absent(side);
         for (row, token) in tokens.clone().enumerate() {
             let there = self.keeps(side, token) && self.load_values(side, token, row, tile);

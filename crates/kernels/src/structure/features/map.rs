@@ -10,12 +10,13 @@ use std::{
 
 use pulp::{Simd, WithSimd};
 
-use super::tile::product;
+use super::product::Products;
 use crate::{
     mechanism::{FeatureMap, Features},
     random_features,
     simd::{
         Level,
+        bf16::Bf16Products,
         math::exp2,
         product::{Left, Right, Size},
     },
@@ -72,6 +73,7 @@ impl Directions {
 #[derive(Clone, Copy)]
 pub(super) struct Map<'a> {
     pub level: Level,
+    pub bf16: Option<Bf16Products>,
     /// Channels of a token.
     pub dim: usize,
     /// Features of a token.
@@ -93,7 +95,13 @@ impl Map<'_> {
     }
 
     /// Writes `psi` of every row of `x`, zero beyond the features, and its level. `keys`: whether the factor of a row counts.
-    pub fn features(&self, x: &[f32], keys: bool, psi: &mut [f32], levels: &mut [f32]) {
+    pub fn features(
+        &self,
+        products: &mut Products<'_>,
+        x: &[f32],
+        keys: bool,
+        (psi, levels): (&mut [f32], &mut [f32]),
+    ) {
         let (dim, width, rows) = (self.dim, self.width(), x.len() / self.dim);
         let psi = &mut psi[..rows * width];
         let Some(directions) = self.directions else {
@@ -101,7 +109,7 @@ impl Map<'_> {
         };
         let left = Left { data: x, row_stride: dim, depth_stride: 1 };
         let right = Right { data: &directions.by_channel, stride: width };
-        product(self.level, Size { rows, cols: width, depth: dim }, left, right, (psi, width), false);
+        products.multiply(Size { rows, cols: width, depth: dim }, left, right, (psi, width), false);
         for ((x, psi), level) in x.chunks_exact(dim).zip(psi.chunks_exact_mut(width)).zip(levels) {
             let energy = 0.5 * f64::from(self.root).powi(2) * dot(x, x);
             let (energy, poison) = if energy.is_finite() { (energy, 0.0) } else { (0.0, f32::NAN) };
@@ -118,7 +126,7 @@ impl Map<'_> {
         &self,
         (x, keys): (&[f32], bool),
         (psi, dpsi): (&[f32], &mut [f32]),
-        buffer: &mut [f32],
+        (products, buffer): (&mut Products<'_>, &mut [f32]),
         (dx, add): (&mut [f32], bool),
         keeps: &impl Fn(usize) -> bool,
     ) {
@@ -146,7 +154,7 @@ impl Map<'_> {
         self.level.dispatch(|| dpsi.iter_mut().zip(psi).for_each(|(d, p)| *d *= p));
         let left = Left { data: dpsi, row_stride: width, depth_stride: 1 };
         let right = Right { data: &directions.by_feature, stride };
-        product(self.level, Size { rows, cols: stride, depth: self.count }, left, right, (buffer, stride), false);
+        products.multiply(Size { rows, cols: stride, depth: self.count }, left, right, (buffer, stride), false);
         let rows = x.chunks_exact(dim).zip(dx.chunks_exact_mut(dim)).zip(dpsi.chunks_exact(width));
         for (row, (((x, dx), d), of_product)) in rows.zip(buffer.chunks_exact(stride)).enumerate() {
             if dropped(row, dx) {

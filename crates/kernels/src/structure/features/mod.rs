@@ -10,6 +10,7 @@ mod drive;
 mod head;
 mod map;
 mod plan;
+mod product;
 mod state;
 mod sweep;
 mod tile;
@@ -34,6 +35,7 @@ use crate::{
     },
     mechanism::Features,
     parallel::Parts,
+    simd::bf16::Bf16Products,
     structure::dense::dot,
 };
 
@@ -81,8 +83,8 @@ impl<'a> Operator<'a> {
     /// [`Error::Range`] where products with random directions have no digits in f32.
     pub fn new(call: &'a Call<'a>, m: &Features, scale: f64, gamma: Option<f64>) -> Result<Self> {
         let (shape, dim) = (&call.shape, call.shape.head_dim);
-        let new =
-            Self { call, directions: Directions::of(m, dim), cut: Cut::of(shape, map::count(m, dim)), scale, gamma };
+        let cut = Cut::of(shape, map::count(m, dim), call.bf16.map_or(0, Bf16Products::parts));
+        let new = Self { call, directions: Directions::of(m, dim), cut, scale, gamma };
         if new.directions.is_some() {
             (0..shape.slices()).try_for_each(|slice| check_lengths(call, slice, new.scale(slice)))?;
         }
@@ -110,12 +112,13 @@ impl<'a> Operator<'a> {
         let Cut { sizes, .. } = self.cut;
         let map = Map {
             level: self.call.level,
+            bf16: self.call.bf16,
             dim: sizes.dim,
             count: sizes.features,
             directions: self.directions.as_deref(),
             root: self.scale(slice).sqrt() as f32,
         };
-        Head::of(self.call, slice, v, map, self.gamma(slice) as f32)
+        Head::of(self.call, slice, v, (map, sizes), self.gamma(slice) as f32)
     }
 
     /// Writes `gamma W v` and what [`Operator::backward`] needs; `v` may be any values of the call's shape.
@@ -239,8 +242,8 @@ fn pull_back(
     // SAFETY: every token of every slice is written once in a pass.
     let dx = unsafe { into.part((first + tokens.start) * dim..(first + tokens.end) * dim) };
     let keeps = |row: usize| head.keeps(side, tokens.start + row);
-    let Workspace { sink, dfeatures, pulled, .. } = from;
-    head.map.pull_back((x, side == Side::Keys), (sink.features, dfeatures), pulled, (dx, add), &keeps);
+    let Workspace { products, sink, dfeatures, pulled, .. } = from;
+    head.map.pull_back((x, side == Side::Keys), (sink.features, dfeatures), (products, pulled), (dx, add), &keeps);
 }
 
 /// Largest `scale |x|^2` of a row that `favor` takes, as far as its largest entry tells: products with directions are then right to

@@ -2,15 +2,15 @@
 
 use super::{FORWARD, Operator, QUERIES, drive::Cut, keys, map, tile::CHUNK};
 use crate::{
-    Plan, Shape, Strategy,
+    Plan, Precision, Shape, Strategy,
     mechanism::{FeatureMap, Features},
 };
 
 /// The plan of one hop.
-pub(crate) fn plan(m: &Features, shape: &Shape, causal: bool) -> Plan {
+pub(crate) fn plan(m: &Features, shape: &Shape, causal: bool, precision: Precision) -> Plan {
     let Shape { seq_q, seq_kv, head_dim, value_dim, .. } = *shape;
     let features = map::count(m, head_dim);
-    let cut = Cut::of(shape, features);
+    let cut = Cut::of(shape, features, precision.parts());
     let [heads, q, k, d, f, v] = [shape.slices(), seq_q, seq_kv, head_dim, features, value_dim].map(|n| n as u64);
     // A product of a token's features with its values, or with sums of such products.
     let hop = 2 * f * (v + 1);

@@ -1,6 +1,9 @@
 //! Sums over the tokens of one side: of products of features and values, and of features alone. They stand for all of them.
 
-use super::tile::{Sizes, Tile, power, product, scale_rows};
+use super::{
+    product::Products,
+    tile::{Sizes, Tile, power, scale_rows},
+};
 use crate::{
     scratch::{cut, scratch_len},
     simd::{
@@ -73,7 +76,7 @@ impl<'m> State<'m> {
     }
 
     /// Adds the tokens of a tile, whose features may be scaled.
-    pub fn add(&mut self, level: Level, tile: &mut Tile<'_>) {
+    pub fn add(&mut self, level: Level, products: &mut Products<'_>, tile: &mut Tile<'_>) {
         let Form { sizes, plain, .. } = self.form;
         let (rows, width, stride) = (tile.rows, sizes.width(), sizes.stride());
         self.raise(level, tile.levels[..rows].iter().copied().fold(FLOOR, f32::max));
@@ -83,12 +86,19 @@ impl<'m> State<'m> {
             let size = Size { rows: sizes.features, cols: sizes.columns(), depth: rows };
             let left = Left { data: tile.features, row_stride: 1, depth_stride: width };
             let right = Right { data: tile.values, stride };
-            product(level, size, left, right, (self.plain, sizes.columns()), true);
+            products.multiply(size, left, right, (self.plain, sizes.columns()), true);
         }
         let across = self.form.across();
-        let size = Size { rows: across.len(), cols: width, depth: rows };
-        let left = Left { data: &tile.values[across.start..], row_stride: 1, depth_stride: stride };
-        product(level, size, left, Right { data: tile.features, stride: width }, (self.across, width), true);
+        let right = Right { data: &tile.features[..], stride: width };
+        let left = |column: usize| Left { data: &tile.values[column..], row_stride: 1, depth_stride: stride };
+        // What takes others out stays as it is, see `Products::multiply_and_take_out`.
+        let rows_of_values = if products.rounds() { across.len() - 1 } else { across.len() };
+        let size = |of_values| Size { rows: of_values, cols: width, depth: rows };
+        products.multiply(size(rows_of_values), left(across.start), right, (self.across, width), true);
+        if rows_of_values < across.len() {
+            let into = (&mut self.across[rows_of_values * width..], width);
+            Products::full(level).multiply(size(1), left(across.end - 1), right, into, true);
+        }
         if tile.is_poisoned() {
             self.plain.fill(f32::NAN);
             self.across.fill(f32::NAN);

@@ -7,8 +7,10 @@
 
 use super::{
     head::{Head, Side},
+    map::Map,
+    product::{Products, room},
     state::{Form, State},
-    tile::{CHUNK, Sizes, Tile, Triangle, power, product, scale_rows, settle_pairs, transpose},
+    tile::{CHUNK, Sizes, Tile, Triangle, power, scale_rows, settle_pairs, transpose},
 };
 use crate::{
     scratch::{cut, scratch_len},
@@ -48,6 +50,7 @@ impl Pass {
 
 /// Working memory of a task.
 pub(super) struct Workspace<'m> {
+    pub products: Products<'m>,
     pub source: Tile<'m>,
     pub sink: Tile<'m>,
     transposed: &'m mut [f32],
@@ -63,7 +66,7 @@ pub(super) struct Workspace<'m> {
 
 /// f32 of a [`Workspace`].
 pub(super) fn workspace(sizes: &Sizes, pass: Pass) -> usize {
-    2 * sizes.tile() + scratch_len(parts(sizes, pass))
+    2 * sizes.tile() + scratch_len(parts(sizes, pass)) + room(sizes)
 }
 
 fn parts(sizes: &Sizes, pass: Pass) -> [usize; 6] {
@@ -80,17 +83,18 @@ fn parts(sizes: &Sizes, pass: Pass) -> [usize; 6] {
 }
 
 impl<'m> Workspace<'m> {
-    pub fn cut(memory: &'m mut [f32], sizes: &Sizes, pass: Pass) -> (Self, &'m mut [f32]) {
+    pub fn cut(memory: &'m mut [f32], sizes: &Sizes, pass: Pass, map: &Map<'_>) -> (Self, &'m mut [f32]) {
+        let (products, memory) = Products::cut(memory, sizes, (map.level, map.bf16));
         let (source, memory) = Tile::cut(memory, sizes);
         let (sink, memory) = Tile::cut(memory, sizes);
         let ([transposed, pairs, out, sums, dfeatures, pulled], rest) = cut(memory, parts(sizes, pass));
-        (Self { source, sink, transposed, pairs, out, sums, dfeatures, pulled }, rest)
+        (Self { products, source, sink, transposed, pairs, out, sums, dfeatures, pulled }, rest)
     }
 
     /// Loads tokens of a side, as sources or as sinks of a pass.
     pub fn load(&mut self, head: &Head<'_>, pass: Pass, side: Side, positions: &std::ops::Range<usize>) {
         let tile = if side == pass.sinks { &mut self.sink } else { &mut self.source };
-        head.load(side, head.tokens(side, positions), tile);
+        head.load(&mut self.products, side, head.tokens(side, positions), tile);
         if pass.sinks == Side::Keys {
             tile.levels[..tile.rows].iter_mut().for_each(|level| *level = -*level);
         }
@@ -113,12 +117,12 @@ impl<'m> Workspace<'m> {
     pub fn take(&mut self, head: &Head<'_>, pass: Pass, state: &State<'_>) {
         let (level, sizes, unit) = (head.map.level, head.sizes, *state.unit);
         let (rows, width, stride, columns) = (self.sink.rows, sizes.width(), sizes.stride(), sizes.columns());
-        let Self { sink, out, sums, dfeatures, .. } = self;
+        let Self { products, sink, out, sums, dfeatures, .. } = self;
         let exponents = || sink.levels[..rows].iter().map(|level| unit - level);
         let left = Left { data: sink.features, row_stride: width, depth_stride: 1 };
         if pass.values {
             let size = Size { rows, cols: columns, depth: sizes.features };
-            product(level, size, left, Right { data: state.plain, stride: columns }, (out, columns), false);
+            products.multiply(size, left, Right { data: state.plain, stride: columns }, (out, columns), false);
             scale_rows(level, out, columns, exponents());
         }
         if pass.finds_sums() {
@@ -128,7 +132,8 @@ impl<'m> Workspace<'m> {
         if pass.features {
             let size = Size { rows, cols: width, depth: sizes.channels + 1 };
             let left = Left { data: sink.values, row_stride: stride, depth_stride: 1 };
-            product(level, size, left, Right { data: state.across, stride: width }, (dfeatures, width), false);
+            let right = Right { data: state.across, stride: width };
+            products.multiply_and_take_out(size, left, right, (dfeatures, width), false);
             scale_rows(level, dfeatures, width, exponents());
         }
     }
@@ -137,30 +142,33 @@ impl<'m> Workspace<'m> {
     pub fn attend(&mut self, head: &Head<'_>, pass: Pass, seen: Triangle) {
         let (level, sizes) = (head.map.level, head.sizes);
         let (width, stride, columns) = (sizes.width(), sizes.stride(), sizes.columns());
-        let Self { source, sink, transposed, pairs, out, sums, dfeatures, .. } = self;
+        let Self { products, source, sink, transposed, pairs, out, sums, dfeatures, .. } = self;
         let (rows, depth) = (sink.rows, source.rows);
-        let pairs_of = |x: &[f32], y: &[f32], channels: usize, stride: usize, buffer: &mut [f32], pairs: &mut [f32]| {
-            transpose(y, depth, stride, channels, buffer);
-            let size = Size { rows, cols: padded(depth), depth: channels };
-            let left = Left { data: x, row_stride: stride, depth_stride: 1 };
-            product(level, size, left, Right { data: buffer, stride: CHUNK }, (pairs, CHUNK), false);
-            settle_pairs(level, pairs, sink, source, seen);
-        };
+        let size = |channels: usize| Size { rows, cols: padded(depth), depth: channels };
+        fn operands<'x>(x: &'x [f32], stride: usize, buffer: &'x [f32]) -> (Left<'x>, Right<'x>) {
+            (Left { data: x, row_stride: stride, depth_stride: 1 }, Right { data: buffer, stride: CHUNK })
+        }
         let summed = |cols: usize| Size { rows, cols, depth };
         if pass.values {
-            pairs_of(sink.features, source.features, sizes.features, width, transposed, pairs);
+            transpose(source.features, depth, width, sizes.features, transposed);
+            let (left, right) = operands(sink.features, width, transposed);
+            products.multiply(size(sizes.features), left, right, (pairs, CHUNK), false);
+            settle_pairs(level, pairs, sink, source, seen);
             let left = Left { data: pairs, row_stride: CHUNK, depth_stride: 1 };
-            product(level, summed(columns), left, Right { data: source.values, stride }, (out, columns), true);
+            products.multiply(summed(columns), left, Right { data: source.values, stride }, (out, columns), true);
         }
         if pass.finds_sums() {
             let rows = pairs.chunks_exact(CHUNK).map(|pairs| pairs[..depth].iter().sum::<f32>());
             sums.iter_mut().zip(rows).take(sink.rows).for_each(|(sum, x)| *sum += x);
         }
         if pass.features {
-            pairs_of(sink.values, source.values, sizes.channels + 1, stride, transposed, pairs);
+            transpose(source.values, depth, stride, sizes.channels + 1, transposed);
+            let (left, right) = operands(sink.values, stride, transposed);
+            products.multiply_and_take_out(size(sizes.channels + 1), left, right, (pairs, CHUNK), false);
+            settle_pairs(level, pairs, sink, source, seen);
             let left = Left { data: pairs, row_stride: CHUNK, depth_stride: 1 };
             let right = Right { data: source.features, stride: width };
-            product(level, summed(width), left, right, (dfeatures, width), true);
+            products.multiply(summed(width), left, right, (dfeatures, width), true);
         }
     }
 }

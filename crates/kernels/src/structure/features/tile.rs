@@ -2,10 +2,7 @@
 
 use crate::{
     scratch::{cut, scratch_len},
-    simd::{
-        Level,
-        product::{Add, Left, Right, Size, Store, multiply, multiply_add},
-    },
+    simd::Level,
     structure::dense::padded,
 };
 
@@ -19,6 +16,8 @@ pub(super) struct Sizes {
     pub dim: usize,
     pub features: usize,
     pub channels: usize,
+    /// Parts of bf16 that operands of products have; 0 in f32.
+    pub parts: usize,
 }
 
 impl Sizes {
@@ -144,30 +143,6 @@ pub(super) fn scale_rows(level: Level, x: &mut [f32], stride: usize, exponents: 
         if exponent != 0.0 {
             let by = power(exponent);
             level.dispatch(|| row.iter_mut().for_each(|x| *x *= by));
-        }
-    }
-}
-
-/// Depth of one step of a product: the rows of the right operand that pass through the first-level cache.
-const DEPTH: usize = 128;
-
-/// Writes `left * right` to rows of `into.0`, `into.1` apart, or adds it.
-pub(super) fn product(
-    level: Level,
-    size: Size,
-    left: Left<'_>,
-    right: Right<'_>,
-    (into, stride): (&mut [f32], usize),
-    add: bool,
-) {
-    for start in (0..size.depth).step_by(DEPTH) {
-        let size = Size { depth: DEPTH.min(size.depth - start), ..size };
-        let left = Left { data: &left.data[start * left.depth_stride..], ..left };
-        let right = Right { data: &right.data[start * right.stride..], ..right };
-        if add || start > 0 {
-            multiply_add(level, size, left, right, Add { data: &mut *into, stride });
-        } else {
-            multiply(level, size, left, right, Store { data: &mut *into, stride });
         }
     }
 }

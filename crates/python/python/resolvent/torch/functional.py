@@ -67,7 +67,7 @@ def attend(
         seed: Of the dropout; drawn from PyTorch's generator where it is not given.
         enable_gqa: k and v may have fewer heads, which divide those of q: each serves several of them in a row.
         precision: ``full``, or ``bf16``: products of operands that are rounded to bfloat16, summed in float32, whatever the tensors are
-            stored in. For ``softmax``, ``infsa``, ``fna`` and dense compositions of products; refused by others. ``bf16x3``:
+            stored in. For ``softmax``, ``infsa``, ``fna``, dense compositions of products and ``performer``; refused by others. ``bf16x3``:
             three products of bfloat16 for each of float32, 16 bits of it; for the same but ``fna``, on processors with AMX.
     """
     # Most calls have nothing beside q, k and v. Where these are small, looking through all that is not there takes longer than the kernels.
