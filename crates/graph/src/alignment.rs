@@ -95,8 +95,8 @@ impl PerronReport {
     /// What the mechanism refuses; [`crate::Error::Length`].
     pub fn new(linear: &LinearInfsa, seq: usize, q: &[f32], keep: Option<&[bool]>) -> Result<Self> {
         let graph = |mechanism: Mechanism| AttentionOperator::new(&mechanism, seq, q, None, keep, Strategy::Auto);
-        let affinity = graph(Mechanism::Infsa(Infsa::default().with_gamma(1.0).with_tied(true)))?;
-        let weights = graph(Mechanism::LinearInfsa(linear.clone().with_gamma(1.0).with_tied(true)))?;
+        let affinity = graph(Infsa::default().with_gamma(1.0).with_tied(true).into())?;
+        let weights = graph(linear.clone().with_gamma(1.0).with_tied(true).into())?;
         let kept = |x: Vec<f64>| match keep {
             Some(keep) => x.into_iter().zip(keep).filter_map(|(x, keep)| keep.then_some(x)).collect(),
             None => x,

@@ -46,10 +46,7 @@ impl AttentionOperator {
         let head_dim = q.len() / seq.max(1);
         check_len("q", q.len(), seq * head_dim)?;
         // The graph has a row per token, also where the mechanism would return a common row once.
-        let mechanism = match mechanism.clone() {
-            Mechanism::LinearInfsa(m) => Mechanism::LinearInfsa(m.with_broadcast(true)),
-            other => other,
-        };
+        let mechanism = mechanism.clone().with_every_row();
         let shape = Shape { value_dim: 1, ..Shape::square(1, 1, seq, head_dim) };
         let op = Operator::new(&mechanism, shape, false, strategy)?;
         let (k, keep) = (k.map(<[f32]>::to_vec), keep.map(<[bool]>::to_vec));

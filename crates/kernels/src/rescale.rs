@@ -142,7 +142,7 @@ const LEAST_PRODUCT: f64 = -60.0;
 /// # Errors
 /// [`Error::Range`] where of tokens with smaller products nothing would be left.
 pub(crate) fn gradient_exponent(mechanism: &Mechanism, call: &Call<'_>, dout: View<'_>) -> Result<i32> {
-    if matches!(mechanism, Mechanism::Uniform(_) | Mechanism::LinearInfsa(_)) {
+    if mechanism.is_pooled() {
         return Ok(0);
     }
     let sides = [Masked::of_queries(call, dout), Masked::values(call)];

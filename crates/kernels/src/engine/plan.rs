@@ -6,7 +6,7 @@ use super::{
 };
 use crate::{
     Plan, Precision, Shape, Strategy,
-    mechanism::{Centering, Clustered, Composed, Dense, Normalisation, Score, Series, Softmax, Structure, Whitening},
+    mechanism::{Centering, Clustered, Composed, Dense, Normalisation, Score, Series, Structure, Whitening},
     parallel::workers,
     score::{builtin, contract::Term},
     structure::{
@@ -108,7 +108,7 @@ pub(super) fn kept_by_series(m: &Composed, s: &Shape) -> [usize; 2] {
 
 /// The plan of softmax, whose bytes are those of all pairs, and whose costs are nearest to those of values that nothing fused holds.
 pub(crate) fn nearest(m: &Composed, shape: &Shape, causal: bool) -> Plan {
-    let softmax = crate::Mechanism::Softmax(Softmax { tied: m.tied, ..Softmax::default() });
+    let softmax = crate::Mechanism::default().with_tied(m.tied);
     dense::plan(&softmax, shape, causal, Precision::Full)
 }
 

@@ -31,6 +31,26 @@ presets! {
     ssa: Ssa(Ssa::default()), "Spectral sparse attention.";
 }
 
+/// `softmax`: what values are that are left out.
+impl Default for Mechanism {
+    fn default() -> Self {
+        Self::softmax()
+    }
+}
+
+/// Presets of fields that say which they are.
+macro_rules! from_fields {
+    ($($variant:ident)+) => {
+        $(impl From<$variant> for Mechanism {
+            fn from(fields: $variant) -> Self {
+                Self::$variant(fields)
+            }
+        })+
+    };
+}
+
+from_fields! { Softmax Infsa InfsaResolvent LinearInfsa Fna Laplacian LaplacianExact Ssa }
+
 impl Mechanism {
     /// `score`, densely, rows normalised, one hop.
     ///

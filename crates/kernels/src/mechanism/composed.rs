@@ -133,7 +133,7 @@ impl Composed {
     }
 
     /// Whether rows have a log-sum-exp: one hop over pairs, divided by the sums of rows of positive affinities.
-    pub(crate) fn has_row_sums(&self) -> bool {
+    pub fn has_row_sums(&self) -> bool {
         let pairs = matches!(self.structure, Structure::Dense(_) | Structure::Clustered(_));
         let rows = matches!(self.normalisation, Normalisation::Row(_)) && self.score.is_log();
         pairs && rows && matches!(self.series, Series::OneHop(_))

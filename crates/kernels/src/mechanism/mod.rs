@@ -232,6 +232,15 @@ impl Mechanism {
         }
     }
 
+    /// The clusters of what is softmax over these: of `ssa` and of compositions that are the same.
+    pub(crate) fn softmax_over_clusters(&self) -> Option<Ssa> {
+        match self {
+            Self::Ssa(m) => Some(m.clone()),
+            Self::Composed(m) => m.ssa(),
+            _ => None,
+        }
+    }
+
     /// [`Mechanism::clustering`], or a refusal.
     pub(crate) fn clusters(&self) -> Result<Cow<'_, Ssa>> {
         let why = "only clustered mechanisms attend along clusters";
@@ -266,6 +275,26 @@ impl Mechanism {
             Self::Uniform(_) => 1,
             _ if self.tied() => 2,
             _ => 3,
+        }
+    }
+
+    /// Whether landmarks are filtered channel by channel, as in "LaplacianFormer: Rethinking Linear Attention with Laplacian Kernel", and not
+    /// by full matrices.
+    pub const fn filters_by_channel(&self) -> bool {
+        matches!(self, Self::Laplacian(_))
+    }
+
+    /// How tokens are weighed that are pooled to one value for all queries, where they are.
+    pub const fn pooling(&self) -> Option<&LinearInfsa> {
+        if let Self::LinearInfsa(m) = self { Some(m) } else { None }
+    }
+
+    /// The same mechanism with a row for every query, also where it would return a common one once.
+    #[must_use]
+    pub fn with_every_row(self) -> Self {
+        match self {
+            Self::LinearInfsa(m) => Self::LinearInfsa(m.with_broadcast(true)),
+            other => other,
         }
     }
 

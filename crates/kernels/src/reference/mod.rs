@@ -146,7 +146,7 @@ pub fn backward(
     check_call("backward", mechanism, shape, inputs, mask)?;
     check_memory("the reference", memory_needed(mechanism, shape, true))?;
     let out_seq = mechanism.out_seq(shape);
-    let pooled = matches!(mechanism, Mechanism::LinearInfsa(m) if !m.broadcast);
+    let pooled = mechanism.pooling().is_some_and(|m| !m.broadcast);
     let out_len = shape.slices() * out_seq * shape.value_dim;
     check::length("backward", "dout", dout.len(), out_len, "expected the shape of out")?;
     let made = made_plan(mechanism, shape, inputs, mask);

@@ -89,7 +89,7 @@ fn backward_sizes(shape: &Shape) -> [usize; 4] {
 
 /// The plan, with FLOPs and bytes of the worst case of the bound.
 pub(crate) fn plan(m: &mechanism::InfsaResolvent, shape: &Shape) -> Plan {
-    let hop = dense::plan(&mechanism::Mechanism::Infsa(m.hop()), shape, false, Precision::Full);
+    let hop = dense::plan(&m.hop().into(), shape, false, Precision::Full);
     let iterations = limit(m, m.gamma) as u64;
     let solve = super::solver::work(shape);
     Plan {

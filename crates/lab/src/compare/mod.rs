@@ -285,8 +285,7 @@ fn check(recipe: &Recipe, options: &CompareOptions) -> Result<()> {
 
 /// What the folder's runs share: read back, or decided now.
 fn shared<D: TaskData>(recipe: &Recipe, data: &D, options: &CompareOptions) -> Result<(Claim, Shared)> {
-    let common =
-        |recipe: &Recipe| Recipe { mechanism: Mechanism::Softmax(Default::default()), seed: 0, ..recipe.clone() };
+    let common = |recipe: &Recipe| Recipe { mechanism: Mechanism::default(), seed: 0, ..recipe.clone() };
     let claim = || Claim::take(&options.out_dir, &[RESULTS, REPORT], Contents::Comparison);
     let file = options.out_dir.join(COMPARISON);
     let (identity, task) = (data.identity(), data.task(recipe)?);

@@ -98,7 +98,7 @@ impl Default for Recipe {
             name: "unnamed".into(),
             about: String::new(),
             data: None,
-            mechanism: Mechanism::Softmax(Default::default()),
+            mechanism: Mechanism::default(),
             fit: None,
             seed: 0,
             precision: Precision::Full,

@@ -202,7 +202,7 @@ const OF_LANGUAGE: [&str; 6] = ["vocabulary", "mechanism", "precision", "strateg
 
 /// The mechanism that stands in a configuration until the recipe's takes its place.
 pub(super) fn any_mechanism() -> Mechanism {
-    Mechanism::Softmax(Default::default())
+    Mechanism::default()
 }
 
 fn vit() -> VitConfig {

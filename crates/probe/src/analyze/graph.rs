@@ -78,7 +78,7 @@ pub fn diagnose(
         operator = operator.with_clusters(plan, index)?;
     }
     let mut report = GraphReport::default();
-    if let (Mechanism::LinearInfsa(linear), true) = (mechanism, options.full && head.tokens <= DENSE_MAX) {
+    if let (Some(linear), true) = (mechanism.pooling(), options.full && head.tokens <= DENSE_MAX) {
         let found = PerronReport::new(linear, head.tokens, head.q, None);
         report.dominant = note(&mut report.notes, found);
         if let Some(change) = report.dominant.as_ref().map(|found| found.change).filter(|&change| change > 1e-4) {

@@ -149,7 +149,7 @@ fn mechanisms(options: &AnalyzeOptions) -> Result<Vec<Candidate>> {
     let fail = |problem: String| Error::Recipe { file: "analysis".into(), field: "mechanisms".into(), problem };
     let asked = &options.mechanisms;
     let first = asked.iter().position(|candidate| candidate.mechanism.id() == "softmax");
-    let softmax = first.map_or_else(|| Mechanism::Softmax(Default::default()).into(), |at| asked[at].clone());
+    let softmax = first.map_or_else(|| Mechanism::default().into(), |at| asked[at].clone());
     let others = asked.iter().enumerate().filter(|(at, _)| first != Some(*at)).map(|(_, candidate)| candidate.clone());
     let mut all: Vec<Candidate> = Vec::new();
     for Candidate { name, mechanism } in std::iter::once(softmax).chain(others) {

@@ -35,10 +35,7 @@ impl<'a> LayerAttention<'a> {
     /// [`resolvent_lab::Error::Kernels`]: what the mechanism refuses.
     pub fn new(call: &'a LayerCall) -> Result<Self> {
         // The graph has a row per token, also where the mechanism would return a common row once.
-        let mechanism = match call.mechanism.clone() {
-            Mechanism::LinearInfsa(m) => Mechanism::LinearInfsa(m.with_broadcast(true)),
-            other => other,
-        };
+        let mechanism = call.mechanism.clone().with_every_row();
         let operator = Operator::new(&mechanism, Shape { value_dim: 1, ..call.shape }, call.causal, Strategy::Auto)?;
         let mut layer = Self { call, operator, clusters: None, row_sums: Vec::new(), stats: Vec::new() };
         let ones = vec![1.0; layer.operator.shape().v_len()];

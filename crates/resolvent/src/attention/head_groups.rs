@@ -63,7 +63,7 @@ impl MultiHeadAttention {
             let own = &self.mechanism;
             let learns = self.learned.values().next().is_some() || self.codebook.is_some();
             let adds = own.bias().is_some() || self.value_filter.is_some();
-            let pools = self.pool_first && matches!(own, Mechanism::LinearInfsa(_));
+            let pools = self.pool_first && own.pooling().is_some();
             let plain = own.projections() == 3 && !learns && !adds && !pools;
             field(
                 "mechanism",

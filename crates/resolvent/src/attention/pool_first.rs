@@ -10,7 +10,7 @@ use burn::tensor::Tensor;
 
 use super::{HELD_TOKENS, MhaInput, MultiHeadAttention};
 use crate::{
-    Mask, Mechanism, Parameter, Result,
+    Mask, Parameter, Result,
     mechanism::LinearInfsa,
     ops::{linear_in, token_weights},
 };
@@ -18,16 +18,11 @@ use crate::{
 impl MultiHeadAttention {
     /// The mechanism, where tokens are pooled before they are projected.
     pub(super) fn pooled(&self, input: &MhaInput) -> Option<&LinearInfsa> {
-        match &self.mechanism {
-            Mechanism::LinearInfsa(m)
-                if self.pool_first && input.memory.is_none() && !input.causal && input.dropout.is_none() =>
-            {
-                // These need what pooling first leaves out: projections of every token.
-                let plain = !self.rotary && !self.ternary && self.value_filter.is_none();
-                (plain && self.kv_heads == self.n_heads && self.observer.is_none()).then_some(m)
-            }
-            _ => None,
-        }
+        let alone = self.pool_first && input.memory.is_none() && !input.causal && input.dropout.is_none();
+        // These need what pooling first leaves out: projections of every token.
+        let plain = !self.rotary && !self.ternary && self.value_filter.is_none();
+        let whole = self.kv_heads == self.n_heads && self.observer.is_none();
+        self.mechanism.pooling().filter(|_| alone && plain && whole)
     }
 
     /// What all tokens get, `[batch, seq, d_model]`, or `[batch, 1, d_model]` with `broadcast` off.

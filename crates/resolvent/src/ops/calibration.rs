@@ -6,7 +6,7 @@ use burn::tensor::{Device, Tensor, TensorData};
 use serde::{Deserialize, Serialize};
 
 use super::{Inputs, Mask, Strategy, attend};
-use crate::{Mechanism, Result};
+use crate::{Mechanism, Result, mechanism::Series};
 
 /// Batch, heads and channels of the calls that are timed.
 const CALL: [usize; 3] = [16, 4, 32];
@@ -80,9 +80,9 @@ impl Calibration {
 
     /// Up to how many tokens `mechanism` is faster composed; 0: nowhere, or not measured.
     pub fn composed_up_to(&self, mechanism: &Mechanism) -> usize {
-        match mechanism {
+        match mechanism.values().series {
             // The limit counts the steps of the fused solver.
-            Mechanism::InfsaResolvent(m) if m.max_iter.is_some() => 0,
+            Series::Resolvent(m) if m.max_iter.is_some() => 0,
             _ => self.crossings.get(mechanism.id()).map_or(0, |crossing| crossing.composed_up_to),
         }
     }

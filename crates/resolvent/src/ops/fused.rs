@@ -20,7 +20,7 @@ use super::{
     packed,
     rows::{contiguous, in_rows, is_tokens_first, rows, slice, strided, tensor, tokens_first},
 };
-use crate::{Mechanism, Result};
+use crate::Result;
 
 /// Applies the mechanism through the kernels, fused or naive as the operator was planned.
 pub(super) fn attend(inputs: &Inputs, mask: &Mask, operator: kernels::Operator) -> Result<Output> {
@@ -29,7 +29,6 @@ pub(super) fn attend(inputs: &Inputs, mask: &Mask, operator: kernels::Operator) 
 
 /// Carries out a call.
 pub(super) fn apply(inputs: &Inputs, call: Call) -> Result<Output> {
-    let has_lse = matches!(call.operator.mechanism(), Mechanism::Softmax(_) | Mechanism::Ssa(_) | Mechanism::Fna(_));
     let q = inputs.q.clone();
     // A tied call has no keys: any tensor holds the place.
     let k = inputs.k.as_ref().unwrap_or(&q).clone();
@@ -37,7 +36,8 @@ pub(super) fn apply(inputs: &Inputs, call: Call) -> Result<Output> {
     let [q, k, v] = [q, k, inputs.v.clone()].map(Tensor::into_dispatch);
     match Dispatch::fused_attention(q, k, v, parameters.into_dispatch(), call) {
         Outcome::Done { out, lse, .. } => {
-            let lse = has_lse.then(|| Tensor::from_dispatch(lse));
+            // Of no rows where the mechanism has none.
+            let lse = Some(Tensor::<3>::from_dispatch(lse)).filter(|lse| lse.dims()[0] > 0);
             Ok(Output { out: Tensor::from_dispatch(out), lse })
         }
         Outcome::Failed(error) => Err(error.into()),

@@ -11,7 +11,7 @@ use super::{
     fused::{self, Call},
     plan::{self, is_flex, is_fused, of_kernels},
 };
-use crate::{Mechanism, Parameter, Result, mechanism::LinearInfsa};
+use crate::{Mechanism, Parameter, Result};
 
 /// Sequences that are computed as one batch.
 struct Group {
@@ -191,7 +191,7 @@ fn check(inputs: &Inputs, mechanism: &Mechanism, sequences: &Sequences) -> Resul
     if extras.landmark_indices.is_some() || extras.get(Parameter::GivenLandmarks).is_some() {
         return refused("given landmarks for sequences end to end", "they are of a batch; leave them out");
     }
-    if let Mechanism::LinearInfsa(LinearInfsa { broadcast: false, .. }) = mechanism {
+    if mechanism.pooling().is_some_and(|pooling| !pooling.broadcast) {
         return refused("sequences end to end", "it returns one row per sequence; set broadcast to true");
     }
     let k = inputs.k.as_ref().unwrap_or(&inputs.q);

@@ -22,7 +22,7 @@ use super::{
     plan::{of_kernels, plan},
     rows::{contiguous, slice, tensor},
 };
-use crate::{Mechanism, Result, mechanism::LinearInfsa};
+use crate::{Result, mechanism::LinearInfsa};
 
 /// One weight per token and head, `[batch, heads, 1, seq_kv]` in f32, before the decay; 0 at masked tokens. `k` is `None`
 /// iff tied. "Infinite Self-Attention", eq. 19.
@@ -41,7 +41,7 @@ pub fn token_weights(
     // The values play no part: one channel of them for the checks.
     let v = Tensor::zeros([batch, heads, seq_kv, 1], (&q.device(), q.dtype()));
     let inputs = Inputs { q, k, v, extras: Default::default() };
-    let plan = plan(&inputs, &Mechanism::LinearInfsa(mechanism.clone()), mask, strategy)?;
+    let plan = plan(&inputs, &mechanism.clone().into(), mask, strategy)?;
     if plan.kernel.is_none() {
         return Ok(composed::token_weights(&inputs, mechanism, mask, plan.shape));
     }

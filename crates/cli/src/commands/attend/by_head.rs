@@ -49,7 +49,7 @@ pub fn run(
     file: &TensorFile,
     destination: Option<(&Path, Destination)>,
 ) -> Result<()> {
-    let softmax = resolvent_kernels::Mechanism::Softmax(Default::default());
+    let softmax = resolvent_kernels::Mechanism::default();
     let first = layer.groups.first().map_or(&softmax, |group| &group.mechanism);
     let layout = Layout::read(file, first)?;
     if file.names().iter().any(|name| sequences::is_bounds(name)) {

@@ -237,7 +237,7 @@ impl<R: Real> Tensors<R> {
 
     /// As [`Self::load`], without what a mechanism has of its own; `dout` is of every query.
     pub fn load_alone(file: &TensorFile, layout: &Layout, grad: bool) -> Result<Self> {
-        let softmax = Mechanism::Softmax(Default::default());
+        let softmax = Mechanism::default();
         let operator = Operator::new(&softmax, layout.shape, false, Strategy::Reference);
         let operator = operator.and_then(|operator| operator.with_kv_heads(layout.kv_heads));
         Self::load(file, &operator.map_err(Error::kernels(file.path()))?, layout, grad)

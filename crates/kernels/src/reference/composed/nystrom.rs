@@ -65,7 +65,7 @@ impl<'a> Landmarked<'a> {
         normalisation: &Normalisation,
     ) -> Result<Self> {
         // LaplacianFormer filters channel by channel, and windows that are not whole.
-        let producer = producer(head, m, matches!(mechanism, Mechanism::Laplacian(_)));
+        let producer = producer(head, m, mechanism.filters_by_channel());
         let raw = match head.parameter(Parameter::GivenLandmarks) {
             Some(data) => Matrix { rows: data.len() / head.q.cols, cols: head.q.cols, data },
             None => producer.apply(&head.k),

@@ -69,7 +69,7 @@ impl Rivals {
     pub fn of(&self, name: &str, mechanism: &Mechanism) -> Vec<Rival> {
         let mut rivals = Vec::new();
         let mut rival = |label: String, dtype, way| rivals.push(Rival { label, dtype, way });
-        if self.in_process && matches!(mechanism, Mechanism::Softmax(m) if *m == Default::default()) {
+        if self.in_process && *mechanism == Mechanism::default() {
             rival(format!("burn {name}"), TensorType::Float32, Way::Burn);
             #[cfg(feature = "candle")]
             rival(format!("candle {name}"), TensorType::Float32, Way::Candle);

@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 /// routed clusters of several numbers, windows, one row of means for all, and what is linear in the tokens.
 pub(super) fn standard(shape: &Shape, causal: bool) -> Vec<Candidate> {
     let tokens = shape.seq_kv;
-    let mut found = vec![Candidate::from(Mechanism::Softmax(Default::default()))];
+    let mut found = vec![Candidate::from(Mechanism::default())];
     let mut add = |name: String, config: Value| {
         let known = |candidate: &Candidate| candidate.name == name;
         if let (Ok(mechanism), false) = (Mechanism::from_value(config), found.iter().any(known)) {

@@ -125,7 +125,7 @@ impl MultiHeadAttentionConfig {
     /// The mechanism as this module applies it: tied or not, on the module's grid.
     pub(crate) fn operator(&self) -> Mechanism {
         let mechanism = self.mechanism.clone().with_grid(self.positions.grid);
-        let tied = self.projection.tied.unwrap_or(mechanism.tied() || matches!(mechanism, Mechanism::LinearInfsa(_)));
+        let tied = self.projection.tied.unwrap_or(mechanism.tied() || mechanism.pooling().is_some());
         with_tied(mechanism, tied)
     }
 }

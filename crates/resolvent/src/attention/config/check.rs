@@ -88,7 +88,7 @@ impl MultiHeadAttentionConfig {
 
     /// `tied` must be what the mechanism is; without queries and keys it says nothing, so that a control may have any.
     fn check_tied(&self, mechanism: &Mechanism) -> Result<(), Error> {
-        let (is, control) = (mechanism.tied(), matches!(mechanism, Mechanism::Uniform(_)));
+        let (is, control) = (mechanism.tied(), mechanism.projections() == 1);
         let expected =
             if is { "true or absent: keys are queries here" } else { "false or absent: keys are not queries here" };
         field("tied", !is, control || self.projection.tied.is_none_or(|tied| tied == is), expected)

@@ -56,7 +56,7 @@ impl LanguageConfig {
 
     /// A small model with the choices of GPT-2 (pre-norm, exact GELU, biases): width 128, 4 blocks of 4 heads, MLP 512.
     pub fn new(vocabulary: usize, context: usize, layers: Vec<Mechanism>) -> Self {
-        let mechanism = layers.first().cloned().unwrap_or_else(|| Mechanism::Softmax(Default::default()));
+        let mechanism = layers.first().cloned().unwrap_or_default();
         let text = TextConfig {
             dim: 128,
             depth: 4,

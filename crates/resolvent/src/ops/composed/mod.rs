@@ -67,15 +67,15 @@ pub(super) fn attend(inputs: &Inputs, mechanism: &Mechanism, mask: &Mask, shape:
         (Some(gamma), _) => gamma.reshape([1, shape.heads, 1, 1]),
         (None, gamma) => Tensor::full([1, 1, 1, 1], gamma.unwrap_or(1.0), (&call.q.device(), call.q.dtype())),
     };
-    let (out, lse) = match mechanism {
-        Mechanism::Uniform(_) => (pooled::uniform(&call), None),
-        Mechanism::LinearInfsa(m) => (pooled::linear_infsa(&call, m, decay), None),
-        _ => four_values(&call, inputs, mechanism, mask, decay)?,
+    let (out, lse) = match mechanism.pooling() {
+        Some(m) => (pooled::linear_infsa(&call, m, decay), None),
+        None if mechanism.projections() == 1 => (pooled::uniform(&call), None),
+        None => four_values(&call, inputs, mechanism, mask, decay)?,
     };
     Ok(Output { out: out.cast(FloatDType::from(dtype)), lse })
 }
 
-/// The output of four values, and the log-sum-exp of its rows, `[batch, heads, seq_q]`, of presets that have one.
+/// The output of four values, and the log-sum-exp of its rows, `[batch, heads, seq_q]`, where these have one.
 fn four_values(
     call: &Call,
     inputs: &Inputs,
@@ -116,8 +116,7 @@ fn four_values(
     };
     let out = series::apply(call, &m.series, &hop, decay, id)?;
     let Shape { batch, heads, seq_q, .. } = call.shape;
-    let has_lse = matches!(mechanism, Mechanism::Softmax(_) | Mechanism::Ssa(_) | Mechanism::Fna(_));
-    let lse = lse.filter(|_| has_lse).map(|lse| lse.cast(FloatDType::F32).reshape([batch, heads, seq_q]));
+    let lse = lse.filter(|_| m.has_row_sums()).map(|lse| lse.cast(FloatDType::F32).reshape([batch, heads, seq_q]));
     Ok((out, lse))
 }
 
@@ -136,7 +135,7 @@ fn unsupported(mechanism: &'static str, what: &'static str) -> Error {
 
 /// The token weights of `linear-infsa`, `[batch, heads, 1, seq_kv]`.
 pub(super) fn token_weights(inputs: &Inputs, m: &LinearInfsa, mask: &Mask, shape: Shape) -> Tensor<4> {
-    let call = Call::new(inputs, &Mechanism::LinearInfsa(m.clone()), mask, shape);
+    let call = Call::new(inputs, &m.clone().into(), mask, shape);
     absent(pooled::weights(&call, m), &call.no_key)
 }
 

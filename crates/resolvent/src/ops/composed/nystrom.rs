@@ -48,8 +48,7 @@ impl Landmarked {
         extras: &Extras,
         mechanism: &Mechanism,
     ) -> Result<Self> {
-        // `laplacian` filters channel by channel.
-        let full = !matches!(mechanism, Mechanism::Laplacian(_));
+        let full = !mechanism.filters_by_channel();
         let producer = Producer { landmarks: m.landmarks, grid: m.grid, full, extras, keep: call.keep_key() };
         let Marks { u, live } = producer.make(&call.k);
         let u = if m.landmark_act { activate(u, extras) } else { u };

@@ -56,13 +56,9 @@ impl ClusterPlan {
         mask: &Mask<'_>,
     ) -> Result<Certificate> {
         let refused = |what, why| Error::Unsupported { mechanism: mechanism.id(), what, why };
-        let of_values = match mechanism {
-            Mechanism::Ssa(m) => Some(m.clone()),
-            Mechanism::Composed(m) => m.ssa(),
-            _ => None,
-        };
-        let m =
-            &of_values.ok_or_else(|| refused("a certificate", "only softmax over clusters of tokens has bounds"))?;
+        let m = &mechanism
+            .softmax_over_clusters()
+            .ok_or_else(|| refused("a certificate", "only softmax over clusters of tokens has bounds"))?;
         if inputs.extras.get(Parameter::Gamma).is_some() {
             return Err(refused("a certificate with gamma", "the bounds are on softmax itself; leave gamma out"));
         }
