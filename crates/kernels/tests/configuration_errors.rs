@@ -42,6 +42,23 @@ fn unknown_fields_are_named() {
     }
 }
 
+/// A field of a part that is replaced would say nothing.
+#[test]
+fn fields_of_parts_that_are_replaced_are_named() {
+    for (id, field, part) in [
+        ("ssa", r#""clusters": 4"#, r#""structure": {"kind": "dense", "window": 5}"#),
+        ("softmax", r#""scale": 0.25"#, r#""score": "cosine-exp""#),
+        ("infsa", r#""eps": 0.5"#, r#""normalisation": "row""#),
+        ("soft", r#""landmarks": {"kind": "first", "count": 3}"#, r#""structure": "dense""#),
+    ] {
+        let name = field.split('"').nth(1).unwrap();
+        assert_eq!(blamed(&with(id, &format!("{field}, {part}"))), name, "{id}");
+        Mechanism::from_json(&with(id, part)).unwrap();
+    }
+    let kept = Mechanism::from_json(&with("ssa", r#""clusters": 4, "structure": {"route_by": "query"}"#)).unwrap();
+    assert_eq!(kept.clustering().unwrap().clusters, Some(4));
+}
+
 /// What would have been right is said in words of the configuration.
 #[test]
 fn objects_are_asked_for_by_example() {

@@ -73,6 +73,9 @@ const NAIVE: &[&str] = &[
     r#"{"mechanism": "softmax", "causal": true}"#,
     r#"{"mechanism": "softmax", "tied": true}"#,
     r#"{"mechanism": "infsa", "eps": 0.125}"#,
+    r#"{"mechanism": "infsa", "causal": true}"#,
+    r#"{"mechanism": "infsa", "causal": true, "activation": "abs"}"#,
+    r#"{"mechanism": "infsa", "causal": true, "structure": {"kind": "dense", "window": 30}}"#,
     r#"{"mechanism": "fna"}"#,
     r#"{"mechanism": "fna", "causal": true}"#,
     r#"{"mechanism": "fna", "tied": true, "kappa": 8, "intrinsic_dim": 6}"#,
@@ -113,9 +116,9 @@ fn problems() -> Vec<(String, Problem)> {
             let mechanism = Mechanism::from_json(json).unwrap();
             // What the norm leaves of a single affinity's gradient is smaller than its rounding.
             let by_norm = matches!(mechanism.values().normalisation, Normalisation::Frobenius(_));
-            // Likewise of a single pair's features; and causal, every query sees a key.
+            // Likewise of a single pair's features. Causal, every query sees a key, and norms are of rows from the first on.
             let of_features = matches!(mechanism.values().structure, Structure::Features(_));
-            let hidden = of_features && mechanism.causal() && n > m;
+            let hidden = mechanism.causal() && (of_features && n > m || by_norm && n != m);
             if mechanism.tied() && n != m || n == 1 && (by_norm || of_features) || hidden {
                 continue;
             }

@@ -131,6 +131,12 @@ impl Core {
         Ok(serde_json::to_string(&self.mechanism).map_err(problem)?)
     }
 
+    /// The JSON of its structure, of a preset too.
+    fn structure(&self) -> PyResult<String> {
+        let problem = |error: serde_json::Error| Failure::argument("mechanism", &error.to_string(), "it has no JSON");
+        Ok(serde_json::to_string(&self.mechanism.values().structure).map_err(problem)?)
+    }
+
     #[getter]
     fn id(&self) -> &'static str {
         self.mechanism.id()

@@ -262,7 +262,7 @@ def test_biases_and_windows():
         ({"bias": np.zeros((41, 40))}, "bias"),
         ({"bias": np.zeros((41, 41), np.complex64)}, "bias"),
         ({"bias": bias, "parameters": {"bias": bias[None]}}, "bias"),
-        ({"mechanism": "linear", "window": 5}, "window"),
+        *(({"mechanism": name, "window": 5}, "window") for name in ("linear", "ssa", "soft", "laplacian", "linear-infsa", "nystromformer")),
         ({"mechanism": Mechanism.local(window=4), "window": 5}, "window"),
     ]:
         with pytest.raises(resolvent.Error) as caught:

@@ -208,23 +208,28 @@ fn masked_garbage_changes_nothing() {
     }
 }
 
+/// Softmax, other scores and windows: every path gives the same, and none where rows have no such sum.
 #[test]
-fn softmax_reports_its_row_sums() {
+fn rows_report_their_log_sums() {
     let device = Device::flex();
     let [q, k, v] = [(); 3].map(|()| random([1, 2, 5, 4], &device));
     let keys = Tensor::<2, Bool>::from_data([[false, true, true, true, true]], &device);
     let mask = Mask::key_mask(keys).with_causal();
-    let lse = STRATEGIES.map(|s| {
+    let lse = |mechanism: &Mechanism, strategy| {
         let inputs = Inputs::new(q.clone(), k.clone(), v.clone());
-        attend(&inputs, &preset("softmax"), &mask, s).unwrap().lse.unwrap()
-    });
-    assert!(values(lse[0].clone().narrow(2, 0, 1)).iter().all(|&x| x == f64::NEG_INFINITY));
-    for other in &lse[1..] {
-        assert!(values(other.clone().narrow(2, 0, 1)).iter().all(|&x| x == f64::NEG_INFINITY));
-        assert_close("lse", other.clone().narrow(2, 1, 4), lse[0].clone().narrow(2, 1, 4), 1e-5);
+        attend(&inputs, mechanism, &mask, strategy).unwrap().lse
+    };
+    let window = json(r#"{"mechanism": "local", "window": 2}"#);
+    for mechanism in [preset("softmax"), preset("fna"), preset("cosine"), window] {
+        let lse = STRATEGIES.map(|strategy| lse(&mechanism, strategy).expect("a sum of every row"));
+        for other in &lse {
+            assert!(values(other.clone().narrow(2, 0, 1)).iter().all(|&x| x == f64::NEG_INFINITY), "{mechanism}");
+            assert_close(mechanism.id(), other.clone().narrow(2, 1, 4), lse[2].clone().narrow(2, 1, 4), 1e-5);
+        }
     }
-    let inputs = Inputs::new(q, k, v);
-    assert!(attend(&inputs, &preset("infsa"), &mask, Strategy::Auto).unwrap().lse.is_none());
+    for id in ["infsa", "sigmoid", "linear"] {
+        assert!(STRATEGIES.into_iter().all(|strategy| lse(&preset(id), strategy).is_none()), "{id}");
+    }
 }
 
 #[test]

@@ -208,7 +208,21 @@ impl Mechanism {
         let is_part = |name: &String| Composed::REPLACED.contains(&name.as_str());
         let (parts, mut own): (Map<_, _>, Map<_, _>) = fields.into_iter().partition(|(name, _)| is_part(name));
         own.insert("mechanism".into(), id.into());
-        let composed = Self::from_value(own.into())?.values().with_fields(parts, true)?;
+        let read = |own: Map<String, Value>| {
+            let preset = Self::from_value(own.into())?.values();
+            Ok((preset.clone(), preset.with_fields(parts.clone(), true)?))
+        };
+        let (preset, composed): (Composed, Composed) = read(own.clone())?;
+        for name in own.keys().filter(|name| *name != "mechanism") {
+            let others = own.iter().filter(|(other, _)| *other != name).map(|(name, x)| (name.clone(), x.clone()));
+            // Without the field the preset is another, and what the parts make of it the same.
+            if let Ok((without, replaced)) = read(others.collect())
+                && without != preset
+                && replaced == composed
+            {
+                return Err(config(name, "belongs to a part that is given beside it as another kind; leave it out"));
+            }
+        }
         composed.validate()?;
         Ok(composed.into())
     }

@@ -160,6 +160,17 @@ impl<'a> Naive<'a> {
         Weights { w, slopes, factor }
     }
 
+    /// Of every row the norm of its slice, causal of the rows so far, and what weights are divided by.
+    fn norms(&self, w: &[f64]) -> Vec<[f64; 2]> {
+        let Normalisation::Frobenius(m) = &self.m.normalisation else { return vec![[1.0; 2]; self.p.shape.seq_q] };
+        let all: f64 = dot(w, w);
+        let so_far = w.chunks(self.p.shape.seq_kv).scan(0.0, |sum, row| {
+            *sum += dot(row, row);
+            Some(if self.m.causal { *sum } else { all })
+        });
+        so_far.map(|squares: f64| [squares.sqrt(), squares.sqrt() + m.eps]).collect()
+    }
+
     fn is_log(&self) -> bool {
         !matches!(self.m.score, Score::DotRelu(_) | Score::DotAbs(_) | Score::DotSquaredRelu(_) | Score::DotSigmoid(_))
     }
@@ -172,16 +183,14 @@ impl<'a> Naive<'a> {
         for slice in 0..s.slices() {
             let Weights { w, slopes, factor } = self.weights(slice);
             let row = |x: usize, seq: usize, dim: usize| (slice * seq + x) * dim..(slice * seq + x + 1) * dim;
-            let squares: f64 = w.iter().map(|w| w * w).sum();
-            let norm = match &self.m.normalisation {
-                Normalisation::Frobenius(m) => squares.sqrt() + m.eps,
-                _ => 1.0,
-            };
-            let common = self.parameter(Parameter::Gamma) / norm;
+            let norms = self.norms(&w);
+            let gamma = self.parameter(Parameter::Gamma);
             let mut dw = zeros(w.len());
-            for i in 0..s.seq_q {
+            for (i, [_, norm]) in norms.iter().enumerate() {
+                let common = gamma / norm;
                 for j in 0..s.seq_kv {
-                    let (at, rounded) = (i * s.seq_kv + j, common * rounded(w[i * s.seq_kv + j], self.parts));
+                    let at = i * s.seq_kv + j;
+                    let rounded = gamma * rounded(w[at] / norm, self.parts);
                     let (oi, vj) = (row(i, s.seq_q, s.value_dim), row(j, s.seq_kv, s.value_dim));
                     add(&mut out[oi.clone()], &self.v[vj.clone()], rounded);
                     add(&mut dv[vj.clone()], &self.g[oi.clone()], rounded);
@@ -189,24 +198,23 @@ impl<'a> Naive<'a> {
                 }
             }
             let outputs = slice * s.seq_q * s.value_dim..(slice + 1) * s.seq_q * s.value_dim;
-            let mut total: f64 = w.iter().zip(&dw).map(|(w, dw)| w * dw).sum();
             if self.stored {
                 out[outputs.clone()].iter_mut().for_each(|x| *x = rounded(*x, 1));
-                total = dot(&out[outputs.clone()], &self.g[outputs]);
             }
+            let total = |i: usize| match self.stored {
+                true => dot(&out[row(i, s.seq_q, s.value_dim)], &self.g[row(i, s.seq_q, s.value_dim)]),
+                false => dot(&w[i * s.seq_kv..(i + 1) * s.seq_kv], &dw[i * s.seq_kv..(i + 1) * s.seq_kv]),
+            };
+            // What the norms of this row and of later ones take out.
+            let share = |i: usize| if norms[i][0] > 0.0 { total(i) / (norms[i][0] * norms[i][1]) } else { 0.0 };
+            let taken = |i: usize| -> f64 { (if self.m.causal { i } else { 0 }..s.seq_q).map(share).sum() };
             for i in 0..s.seq_q {
-                let range = i * s.seq_kv..(i + 1) * s.seq_kv;
-                let delta = match self.stored {
-                    true => dot(&out[row(i, s.seq_q, s.value_dim)], &self.g[row(i, s.seq_q, s.value_dim)]),
-                    false => w[range.clone()].iter().zip(&dw[range]).map(|(w, dw)| w * dw).sum(),
-                };
+                let (delta, taken) = (total(i), taken(i));
                 for j in 0..s.seq_kv {
                     let at = i * s.seq_kv + j;
                     let of_value = match &self.m.normalisation {
                         Normalisation::Row(_) => w[at] * (dw[at] - delta),
-                        Normalisation::Frobenius(_) if squares > 0.0 => {
-                            dw[at] - total * w[at] / (norm * squares.sqrt())
-                        }
+                        Normalisation::Frobenius(_) => dw[at] - taken * w[at],
                         _ => factor[at] * dw[at],
                     };
                     let (qi, kj) = (row(i, s.seq_q, s.head_dim), row(j, s.seq_kv, s.head_dim));

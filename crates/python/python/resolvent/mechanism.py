@@ -168,7 +168,7 @@ class Mechanism:
     def with_window(self, window: int, sinks: int = 0) -> Mechanism:
         """The same with queries that see keys less than ``window`` tokens away, and the first ``sinks`` keys."""
         document = self.to_dict()
-        structure = document.get("structure", {"kind": "dense"})
+        structure = json.loads(self._core.structure())
         if structure["kind"] != "dense" or structure.get("window") is not None:
             why = f"`{self}` does not hold pairs by their positions, or has a window of its own"
             raise UnsupportedError(f"a sliding window is not supported: {why}", code="unsupported", field="window", remedy=why)

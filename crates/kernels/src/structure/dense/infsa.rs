@@ -21,6 +21,7 @@ use crate::{
     range, rescale,
     score::{Abs, Gelu, Relu},
     scratch::{cut, scratch_len},
+    simd::bf16::Bf16Products,
 };
 
 /// What one batch element and head is computed in, and what its norm then means.
@@ -284,7 +285,8 @@ pub(crate) fn hop_backward(
         let unit = Unit::new(m, shape.head_dim, stats[0], call.units(slice), gamma(call, m, slice));
         let shares = Shares::of(rows_of(units, shape.seq_q, slice));
         let peak;
-        (*c, peak) = terms(&Head::of(call, slice), (&unit, &shares), &stats[1..], saved, [delta, factor]);
+        let head = (&Head::of(call, slice), call.bf16);
+        (*c, peak) = terms(head, (&unit, &shares), &stats[1..], saved, [delta, factor]);
         let of_logit = if by_row { 1.0 } else { unit.logit };
         (*logit, *chain, *value) = (of_logit as f32, of_logit * peak, peak as f32);
     });
@@ -326,7 +328,7 @@ pub(crate) fn hop_backward(
 /// Fills one head's rows of [`Terms`], in units of the largest factor; returns `<dout, out>` and that factor. Where `eps`
 /// dwarfs the norm it is so small that its product with small queries or keys would underflow: it is multiplied in last.
 fn terms(
-    head: &Head<'_>,
+    (head, bf16): (&Head<'_>, Option<Bf16Products>),
     (unit, shares): (&Unit, &Shares<'_>),
     norms: &[f32],
     saved: &Saved<'_>,
@@ -342,11 +344,17 @@ fn terms(
     };
     let (mut c, mut t) = (0.0, 0.0);
     for i in (0..head.seq_q).rev() {
-        let row = head.contraction(i, saved.dout, saved.out);
+        factor[i] = (unit.factor(norm(i)) * shares.at(i) / peak) as f32;
+        let row = match bf16 {
+            // As the products with it read the gradient, so that both cancel.
+            Some(products) if factor[i] != 0.0 => {
+                head.rounded_contraction(products, i, (saved.dout, factor[i]), saved.out) / f64::from(factor[i])
+            }
+            _ => head.contraction(i, saved.dout, saved.out),
+        };
         c += row;
         t += unit.projection(norm(i), row) / peak;
         delta[i] = (t * shares.at(i).powi(2)) as f32;
-        factor[i] = (unit.factor(norm(i)) * shares.at(i) / peak) as f32;
     }
     if !causal {
         delta.fill(t as f32);

@@ -56,6 +56,49 @@ pub(in crate::structure) trait Normalisation: Copy + Send + Sync {
     /// `(weight, gradient of the logit)` of a pair, from its logit, the product `g` of output gradient and value, and
     /// the query's `shift` and `delta`.
     fn pair<S: Simd>(self, simd: S, logit: S::f32s, g: S::f32s, row: [S::f32s; 2]) -> (S::f32s, S::f32s);
+
+    /// [`Normalisation::entry`] beside products of bf16: rounded where entries are weights.
+    #[inline(always)]
+    fn rounded_entry<S: Simd>(self, simd: S, logit: S::f32s, _: Weight) -> S::f32s {
+        self.entry(simd, logit)
+    }
+
+    /// [`Normalisation::pair`] likewise.
+    #[inline(always)]
+    fn rounded_pair<S: Simd>(
+        self,
+        simd: S,
+        logit: S::f32s,
+        g: S::f32s,
+        row: [S::f32s; 2],
+        _: Weight,
+    ) -> (S::f32s, S::f32s) {
+        self.pair(simd, logit, g, row)
+    }
+}
+
+/// How weights are rounded to what products of bf16 read.
+#[derive(Clone, Copy)]
+pub(in crate::structure) struct Weight {
+    /// Times this, a number is cut to the digits that operands keep.
+    splitter: f32,
+}
+
+impl Weight {
+    /// Of operands of one or two parts, of eight digits each.
+    pub fn of_parts(parts: usize) -> Self {
+        Self { splitter: if parts == 1 { 65537.0 } else { 257.0 } }
+    }
+
+    /// `x` with as many digits as operands keep, so that rounding it once more changes nothing.
+    #[inline(always)]
+    fn round<S: Simd>(self, simd: S, x: S::f32s) -> S::f32s {
+        let large = simd.mul_f32s(x, simd.splat_f32s(self.splitter));
+        let rounded = simd.sub_f32s(large, simd.sub_f32s(large, x));
+        // What is so large that the product is not finite stays as it is.
+        let fits = simd.less_than_f32s(simd.abs_f32s(x), simd.splat_f32s(1e30));
+        simd.select_f32s(fits, rounded, x)
+    }
 }
 
 /// Every row sums to one: `exp2(value)` over its sum, by a running maximum.
@@ -188,6 +231,26 @@ impl<F: Score> Normalisation for Frobenius<F> {
     #[inline(always)]
     fn pair<S: Simd>(self, simd: S, logit: S::f32s, g: S::f32s, [_, delta]: [S::f32s; 2]) -> (S::f32s, S::f32s) {
         let (weight, slope) = self.0.value_and_derivative(simd, logit);
+        (weight, simd.mul_f32s(slope, simd.sub_f32s(g, simd.mul_f32s(delta, weight))))
+    }
+
+    /// The norm is of the weights that products read: a row's only pair then weighs exactly 1, and its gradient cancels.
+    #[inline(always)]
+    fn rounded_entry<S: Simd>(self, simd: S, logit: S::f32s, rounding: Weight) -> S::f32s {
+        rounding.round(simd, self.entry(simd, logit))
+    }
+
+    #[inline(always)]
+    fn rounded_pair<S: Simd>(
+        self,
+        simd: S,
+        logit: S::f32s,
+        g: S::f32s,
+        [_, delta]: [S::f32s; 2],
+        rounding: Weight,
+    ) -> (S::f32s, S::f32s) {
+        let (weight, slope) = self.0.value_and_derivative(simd, logit);
+        let weight = rounding.round(simd, weight);
         (weight, simd.mul_f32s(slope, simd.sub_f32s(g, simd.mul_f32s(delta, weight))))
     }
 }

@@ -16,10 +16,14 @@ use self::pairing::Rounded;
 use super::{
     backward::{self as full_backward, Sums, Targets},
     forward::{self as full_forward, TILE_STRIDE},
-    normalise::{Normalisation, RowState, Tile},
+    normalise::{Normalisation, RowState, Tile, Weight},
     pairing::{Dot, Entries, Pairs},
 };
-use crate::{Precision, Shape, call::Target, simd::product::InPlace};
+use crate::{
+    Precision, Shape,
+    call::Target,
+    simd::{bf16::Multiplier, product::InPlace},
+};
 
 impl<P: Rounded, F: Fn(usize) -> P + Sync> full_forward::Stream<'_, F> {
     /// [`full_forward::Stream::run`] in the precision of the call.
@@ -62,11 +66,12 @@ pub(super) fn backward_work<P: Rounded>(shape: &Shape, tied: bool, precision: Pr
 struct Scaled<N> {
     norm: N,
     factor: f32,
+    weight: Weight,
 }
 
 impl<N: Normalisation> Scaled<N> {
-    fn of(pairing: &Dot<'_, N>) -> Self {
-        Self { norm: pairing.norm, factor: pairing.logit }
+    fn of(pairing: &Dot<'_, N>, tiles: &Multiplier) -> Self {
+        Self { norm: pairing.norm, factor: pairing.logit, weight: Weight::of_parts(tiles.parts()) }
     }
 }
 
@@ -79,7 +84,7 @@ impl<N: Normalisation> Normalisation for Scaled<N> {
 
     #[inline(always)]
     fn entry<S: Simd>(self, simd: S, logit: S::f32s) -> S::f32s {
-        self.norm.entry(simd, simd.mul_f32s(logit, simd.splat_f32s(self.factor)))
+        self.norm.rounded_entry(simd, simd.mul_f32s(logit, simd.splat_f32s(self.factor)), self.weight)
     }
 
     #[inline(always)]
@@ -98,7 +103,7 @@ impl<N: Normalisation> Normalisation for Scaled<N> {
 
     #[inline(always)]
     fn pair<S: Simd>(self, simd: S, logit: S::f32s, g: S::f32s, row: [S::f32s; 2]) -> (S::f32s, S::f32s) {
-        self.norm.pair(simd, simd.mul_f32s(logit, simd.splat_f32s(self.factor)), g, row)
+        self.norm.rounded_pair(simd, simd.mul_f32s(logit, simd.splat_f32s(self.factor)), g, row, self.weight)
     }
 }
 

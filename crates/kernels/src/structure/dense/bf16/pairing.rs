@@ -105,7 +105,7 @@ impl<T: Normalisation> Rounded for Dot<'_, T> {
         tile: &mut Tile<'_>,
         state: &mut RowState<'_>,
     ) {
-        let norm = Scaled::of(&self);
+        let norm = Scaled::of(&self, tiles);
         norm.open(state);
         for from in (0..tile.keys).step_by(tiles.band()) {
             let rows = from..(from + tiles.band()).min(tile.keys);
@@ -126,7 +126,7 @@ impl<T: Normalisation> Rounded for Dot<'_, T> {
         pairs: PairTile<'_, '_>,
     ) {
         let PairTile { weights, slopes, shift, delta, visible, complete, dropout, .. } = pairs;
-        let norm = Scaled::of(&self);
+        let norm = Scaled::of(&self, tiles);
         let mut pairs = Pairs { norm, weights, slopes, shift, delta, visible, complete, dropout };
         let (rows, cols) = (visible.keys.len(), scores.1.stride);
         for from in (0..rows).step_by(tiles.band()) {
