@@ -64,7 +64,7 @@ fn products_of_bf16_are_near_those_of_f32_and_plans_say_what_runs() {
         let plan = ["attend", "--config", "m.json", "--input", "in.safetensors", "--plan", "--precision", "bf16"];
         let text = sandbox.run(&plan).success().stdout;
         assert!(text.contains(&format!("precision  {runs} by ")), "{text}");
-        assert_eq!(text.contains("of structures"), mechanism == "linear", "{text}");
+        assert_eq!(text.contains("as many features"), mechanism == "linear", "{text}");
     }
     let sandbox = sandbox(json!({"mechanism": "softmax"}), &tensors);
     let wrong = ["attend", "--config", "m.json", "--input", "in.safetensors", "--plan", "--precision", "f8"];

@@ -73,7 +73,7 @@ fn rows_say_what_precision_ran_and_by_which_instructions() {
     let more = ["--mechanisms", "softmax,linear", "--no-rivals", "--precision", "bf16"];
     let text = sandbox.run(&[&args[..], &more].concat()).success().stdout;
     assert!(text.contains("; bf16 precision by "), "{text}");
-    assert!(text.contains("; full precision by ") && text.contains("(of structures, "), "{text}");
+    assert!(text.contains("; full precision by ") && text.contains("(sums over as many features"), "{text}");
     let json: Value = serde_json::from_slice(&std::fs::read(sandbox.path("out/bench.json")).unwrap()).unwrap();
     let plans: Vec<_> = json["points"].as_array().unwrap().iter().map(|point| &point["plan"]).collect();
     assert_eq!((&plans[0]["precision"], &plans[1]["precision"]), (&"bf16".into(), &"full".into()), "{json}");

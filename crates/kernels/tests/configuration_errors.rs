@@ -55,7 +55,7 @@ fn fields_of_parts_that_are_replaced_are_named() {
         assert_eq!(blamed(&with(id, &format!("{field}, {part}"))), name, "{id}");
         Mechanism::from_json(&with(id, part)).unwrap();
     }
-    let kept = Mechanism::from_json(&with("ssa", r#""clusters": 4, "structure": {"route_by": "query"}"#)).unwrap();
+    let kept = Mechanism::from_json(&with("ssa", r#""clusters": 4, "structure": {"estimator": "centroid"}"#)).unwrap();
     assert_eq!(kept.clustering().unwrap().clusters, Some(4));
 }
 
