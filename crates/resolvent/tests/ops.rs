@@ -220,7 +220,7 @@ fn rows_report_their_log_sums() {
         attend(&inputs, mechanism, &mask, strategy).unwrap().lse
     };
     let window = json(r#"{"mechanism": "local", "window": 2}"#);
-    for mechanism in [preset("softmax"), preset("fna"), preset("cosine"), window] {
+    for mechanism in [preset("softmax"), preset("fna"), preset("cosine"), preset("routed"), window] {
         let lse = STRATEGIES.map(|strategy| lse(&mechanism, strategy).expect("a sum of every row"));
         for other in &lse {
             assert!(values(other.clone().narrow(2, 0, 1)).iter().all(|&x| x == f64::NEG_INFINITY), "{mechanism}");

@@ -278,8 +278,8 @@ impl Mechanism {
         }
     }
 
-    /// Whether landmarks are filtered channel by channel, as in "LaplacianFormer: Rethinking Linear Attention with Laplacian Kernel", and not
-    /// by full matrices.
+    /// Whether landmarks are filtered channel by channel and not by full matrices, as in "LaplacianFormer: Rethinking Linear Attention
+    /// with Laplacian Kernel".
     pub const fn filters_by_channel(&self) -> bool {
         matches!(self, Self::Laplacian(_))
     }

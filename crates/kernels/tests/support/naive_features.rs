@@ -1,6 +1,6 @@
 //! What a naive implementation makes of sums over random features in bf16: operands of products rounded, products summed exactly, sums
-//! rounded before they are multiplied again. Exponentials, row sums and what is no product are f64. Operands of two parts keep what rounding leaves of
-//! them, rounded.
+//! rounded before they are multiplied again. Exponentials, row sums and what is no product are f64. Operands of two parts keep what
+//! rounding leaves of them, rounded.
 
 use resolvent_kernels::mechanism::Structure;
 

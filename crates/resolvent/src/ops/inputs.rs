@@ -164,7 +164,8 @@ pub struct Output {
     /// The result, `[batch, heads, seq_q, value_dim]`.
     pub out: Tensor<4>,
     /// The logarithm of the sum of exponentials of every row, `[batch, heads, seq_q]`, in f32, of one hop over pairs
-    /// whose rows are normalised, with a logarithmic score: `softmax`, `ssa`, `fna`, `cosine`, `local`, `routed`. A row without keys has `-inf`. It carries no gradient.
+    /// whose rows are normalised, with a logarithmic score: `softmax`, `ssa`, `fna`, `cosine`, `local`, `routed`. A row
+    /// without keys has `-inf`. It carries no gradient.
     pub lse: Option<Tensor<3>>,
 }
 

@@ -59,7 +59,7 @@ pub(in crate::structure) trait Normalisation: Copy + Send + Sync {
 
     /// [`Normalisation::entry`] beside products of bf16: rounded where entries are weights.
     #[inline(always)]
-    fn rounded_entry<S: Simd>(self, simd: S, logit: S::f32s, _: Weight) -> S::f32s {
+    fn rounded_entry<S: Simd>(self, simd: S, logit: S::f32s, _: WeightRounding) -> S::f32s {
         self.entry(simd, logit)
     }
 
@@ -71,7 +71,7 @@ pub(in crate::structure) trait Normalisation: Copy + Send + Sync {
         logit: S::f32s,
         g: S::f32s,
         row: [S::f32s; 2],
-        _: Weight,
+        _: WeightRounding,
     ) -> (S::f32s, S::f32s) {
         self.pair(simd, logit, g, row)
     }
@@ -79,18 +79,19 @@ pub(in crate::structure) trait Normalisation: Copy + Send + Sync {
 
 /// How weights are rounded to what products of bf16 read.
 #[derive(Clone, Copy)]
-pub(in crate::structure) struct Weight {
-    /// Times this, a number is cut to the digits that operands keep.
+pub(in crate::structure) struct WeightRounding {
+    /// The factor of Dekker's splitting: 2^16 + 1 leaves eight binary digits, 2^8 + 1 sixteen.
     splitter: f32,
 }
 
-impl Weight {
-    /// Of operands of one or two parts, of eight digits each.
+impl WeightRounding {
+    /// Of operands of one or two parts, of eight binary digits each.
     pub fn of_parts(parts: usize) -> Self {
         Self { splitter: if parts == 1 { 65537.0 } else { 257.0 } }
     }
 
-    /// `x` with as many digits as operands keep, so that rounding it once more changes nothing.
+    /// `x` with as many digits as operands keep, so that rounding it once more changes nothing ("A floating-point technique for extending
+    /// the available precision").
     #[inline(always)]
     fn round<S: Simd>(self, simd: S, x: S::f32s) -> S::f32s {
         let large = simd.mul_f32s(x, simd.splat_f32s(self.splitter));
@@ -236,7 +237,7 @@ impl<F: Score> Normalisation for Frobenius<F> {
 
     /// The norm is of the weights that products read: a row's only pair then weighs exactly 1, and its gradient cancels.
     #[inline(always)]
-    fn rounded_entry<S: Simd>(self, simd: S, logit: S::f32s, rounding: Weight) -> S::f32s {
+    fn rounded_entry<S: Simd>(self, simd: S, logit: S::f32s, rounding: WeightRounding) -> S::f32s {
         rounding.round(simd, self.entry(simd, logit))
     }
 
@@ -247,7 +248,7 @@ impl<F: Score> Normalisation for Frobenius<F> {
         logit: S::f32s,
         g: S::f32s,
         [_, delta]: [S::f32s; 2],
-        rounding: Weight,
+        rounding: WeightRounding,
     ) -> (S::f32s, S::f32s) {
         let (weight, slope) = self.0.value_and_derivative(simd, logit);
         let weight = rounding.round(simd, weight);

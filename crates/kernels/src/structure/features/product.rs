@@ -34,7 +34,7 @@ pub(super) fn room(sizes: &Sizes) -> usize {
     scratch_len(lens(sizes))
 }
 
-/// Operands and products have tokens of a chunk, features, or channels in both directions; but for tokens and channels, features in one.
+/// One side of every operand and product is tokens of a chunk or channels, the other these or features.
 fn lens(sizes: &Sizes) -> [usize; 4] {
     let small = CHUNK.max(sizes.dim).max(sizes.channels + 1);
     let large = small.max(sizes.features);
@@ -66,8 +66,8 @@ impl<'m> Products<'m> {
         self.rounded.is_some()
     }
 
-    /// As [`Products::multiply`], but the last step of the depth is never rounded: what it adds takes out what the others sum to, and what is left
-    /// is as small as their rounding.
+    /// As [`Products::multiply`], but the last step of the depth is never rounded: it takes out what the others sum to, and what is
+    /// left is as small as their rounding.
     pub fn multiply_and_take_out(
         &mut self,
         size: Size,

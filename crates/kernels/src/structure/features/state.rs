@@ -91,7 +91,7 @@ impl<'m> State<'m> {
         let across = self.form.across();
         let right = Right { data: &tile.features[..], stride: width };
         let left = |column: usize| Left { data: &tile.values[column..], row_stride: 1, depth_stride: stride };
-        // What takes others out stays as it is, see `Products::multiply_and_take_out`.
+        // The sums with the last column of the values are not rounded: see `Products::multiply_and_take_out`, which reads them.
         let rows_of_values = if products.rounds() { across.len() - 1 } else { across.len() };
         let size = |of_values| Size { rows: of_values, cols: width, depth: rows };
         products.multiply(size(rows_of_values), left(across.start), right, (self.across, width), true);

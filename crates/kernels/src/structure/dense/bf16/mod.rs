@@ -16,7 +16,7 @@ use self::pairing::Rounded;
 use super::{
     backward::{self as full_backward, Sums, Targets},
     forward::{self as full_forward, TILE_STRIDE},
-    normalise::{Normalisation, RowState, Tile, Weight},
+    normalise::{Normalisation, RowState, Tile, WeightRounding},
     pairing::{Dot, Entries, Pairs},
 };
 use crate::{
@@ -66,12 +66,12 @@ pub(super) fn backward_work<P: Rounded>(shape: &Shape, tied: bool, precision: Pr
 struct Scaled<N> {
     norm: N,
     factor: f32,
-    weight: Weight,
+    rounding: WeightRounding,
 }
 
 impl<N: Normalisation> Scaled<N> {
     fn of(pairing: &Dot<'_, N>, tiles: &Multiplier) -> Self {
-        Self { norm: pairing.norm, factor: pairing.logit, weight: Weight::of_parts(tiles.parts()) }
+        Self { norm: pairing.norm, factor: pairing.logit, rounding: WeightRounding::of_parts(tiles.parts()) }
     }
 }
 
@@ -84,7 +84,7 @@ impl<N: Normalisation> Normalisation for Scaled<N> {
 
     #[inline(always)]
     fn entry<S: Simd>(self, simd: S, logit: S::f32s) -> S::f32s {
-        self.norm.rounded_entry(simd, simd.mul_f32s(logit, simd.splat_f32s(self.factor)), self.weight)
+        self.norm.rounded_entry(simd, simd.mul_f32s(logit, simd.splat_f32s(self.factor)), self.rounding)
     }
 
     #[inline(always)]
@@ -103,7 +103,7 @@ impl<N: Normalisation> Normalisation for Scaled<N> {
 
     #[inline(always)]
     fn pair<S: Simd>(self, simd: S, logit: S::f32s, g: S::f32s, row: [S::f32s; 2]) -> (S::f32s, S::f32s) {
-        self.norm.rounded_pair(simd, simd.mul_f32s(logit, simd.splat_f32s(self.factor)), g, row, self.weight)
+        self.norm.rounded_pair(simd, simd.mul_f32s(logit, simd.splat_f32s(self.factor)), g, row, self.rounding)
     }
 }
 
