@@ -38,13 +38,17 @@ impl Product<'_> {
     #[inline(always)]
     fn band<S: Simd, const M: usize>(&mut self, simd: S, row: usize) {
         let mut col = 0;
-        while S::REGISTER_COUNT >= 32 && col + 4 * S::F32_LANES <= self.size.cols {
-            self.block::<S, M, 4>(simd, row, col);
-            col += 4 * S::F32_LANES;
+        if const { S::REGISTER_COUNT >= 32 } {
+            while col + 4 * S::F32_LANES <= self.size.cols {
+                self.block::<S, M, 4>(simd, row, col);
+                col += 4 * S::F32_LANES;
+            }
         }
-        while col + 2 * S::F32_LANES <= self.size.cols {
-            self.block::<S, M, 2>(simd, row, col);
-            col += 2 * S::F32_LANES;
+        if const { S::F32_LANES > 1 } {
+            while col + 2 * S::F32_LANES <= self.size.cols {
+                self.block::<S, M, 2>(simd, row, col);
+                col += 2 * S::F32_LANES;
+            }
         }
         while col < self.size.cols {
             self.block::<S, M, 1>(simd, row, col);

@@ -87,22 +87,22 @@ pub(crate) fn combine<S: Simd>(
         assert!((rows - 1) * left.row_stride + (depth - 1) * left.depth_stride < left.data.len());
         assert!((depth - 1) * right.stride + cols <= right.data.len());
     }
-    // Six rows of four vectors leave eight of 32 registers for operands; six of two leave four of 16.
+    // Six rows of four vectors leave eight of 32 registers for operands; six of two leave four of 16. Every number of rows is a kernel of
+    // its own for every sink, which takes its time to compile: two rows that are left over are with six before them twice four.
+    let over = usize::from(matches!(rows % 6, 2 | 3));
+    let sixes = (rows / 6).saturating_sub(over);
     let mut row = 0;
-    while row + 6 <= rows {
+    while row < 6 * sixes {
         band::<S, 6>(simd, term, size, row, left, right, sink);
         row += 6;
     }
-    if row + 4 <= rows {
+    while row + 4 <= rows {
         band::<S, 4>(simd, term, size, row, left, right, sink);
         row += 4;
     }
-    if row + 2 <= rows {
-        band::<S, 2>(simd, term, size, row, left, right, sink);
-        row += 2;
-    }
-    if row < rows {
+    while row < rows {
         band::<S, 1>(simd, term, size, row, left, right, sink);
+        row += 1;
     }
 }
 
@@ -119,7 +119,8 @@ fn band<S: Simd, const M: usize>(
 ) {
     let lanes = S::F32_LANES;
     let mut col = 0;
-    if S::REGISTER_COUNT >= 32 {
+    // Conditions in `const` are not even compiled where they are false.
+    if const { S::REGISTER_COUNT >= 32 } {
         while col + 4 * lanes <= size.cols {
             // SAFETY: row + M <= rows and col + 4 vectors <= cols; `combine` checked the bounds of both operands.
             let block = unsafe { block::<S, M, 4>(simd, term, size.depth, row, col, left, right) };
@@ -127,16 +128,19 @@ fn band<S: Simd, const M: usize>(
             col += 4 * lanes;
         }
     }
-    while col + 2 * lanes <= size.cols {
-        // SAFETY: as above, with two vectors.
-        let block = unsafe { block::<S, M, 2>(simd, term, size.depth, row, col, left, right) };
-        sink.take(simd, row, col, block);
-        col += 2 * lanes;
+    if const { S::F32_LANES > 1 } {
+        while col + 2 * lanes <= size.cols {
+            // SAFETY: as above, with two vectors.
+            let block = unsafe { block::<S, M, 2>(simd, term, size.depth, row, col, left, right) };
+            sink.take(simd, row, col, block);
+            col += 2 * lanes;
+        }
     }
-    if col < size.cols {
+    while col < size.cols {
         // SAFETY: as above, with one vector.
         let block = unsafe { block::<S, M, 1>(simd, term, size.depth, row, col, left, right) };
         sink.take(simd, row, col, block);
+        col += lanes;
     }
 }
 

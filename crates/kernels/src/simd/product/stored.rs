@@ -34,9 +34,11 @@ pub(crate) fn take_rows<S: Simd, const M: usize>(
 #[inline(always)]
 fn take_row<S: Simd, const M: usize>(simd: S, row: usize, cols: usize, sink: &mut (impl Sink<S> + InPlace)) {
     let mut col = 0;
-    while col + 4 * S::F32_LANES <= cols {
-        take_block::<S, M, 4>(simd, [row, col], sink);
-        col += 4 * S::F32_LANES;
+    if const { S::F32_LANES > 1 } {
+        while col + 4 * S::F32_LANES <= cols {
+            take_block::<S, M, 4>(simd, [row, col], sink);
+            col += 4 * S::F32_LANES;
+        }
     }
     while col < cols {
         take_block::<S, M, 1>(simd, [row, col], sink);
