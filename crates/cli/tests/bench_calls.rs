@@ -56,6 +56,32 @@ fn shared_heads_and_layouts() {
     assert!(page.contains("layout `packed`") && !page.contains("heads of keys and values"));
 }
 
+/// Of several arrangements each is compared and measured as a mechanism is, under a name that says what it is.
+#[test]
+fn several_arrangements_are_measured() {
+    let sandbox = Sandbox::new();
+    let calls = ["--mechanisms", "softmax,infsa", "--heads", "4", "--tokens", "24"];
+    let json =
+        bench(&sandbox, &[&calls[..], &["--layout", "heads,packed", "--kv-heads", "4,2"]].concat()).success().json();
+    let ours: Vec<&Value> = measured(&json).iter().filter(|point| point["rival_of"].is_null()).collect();
+    assert_eq!(json["arrangement"], serde_json::json!({"kv_heads": null, "layout": "heads", "sequences": []}));
+    let labels: Vec<&str> = ours.iter().map(|point| point["label"].as_str().unwrap()).collect();
+    let of = |id: &str| {
+        ["4 heads of keys and values", "2 heads of keys and values"]
+            .iter()
+            .map(|heads| format!("{id} ({heads})"))
+            .chain([4, 2].iter().map(|n| format!("{id} ({n} heads of keys and values, layout `packed`)")))
+            .collect::<Vec<_>>()
+    };
+    assert_eq!(labels, [of("softmax"), of("infsa")].concat());
+    let page = std::fs::read_to_string(sandbox.path("out/report.html")).unwrap();
+    assert!(page.contains("softmax (2 heads of keys and values, layout `packed`)"));
+    let twice = bench(&sandbox, &[&calls[..], &["--layout", "packed,packed"]].concat());
+    assert!(twice.failure(1).contains("`packed` with 4 heads of keys and values twice"), "the same twice");
+    let wrong = bench(&sandbox, &[&calls[..], &["--kv-heads", "4,3"]].concat());
+    assert!(wrong.failure(1).contains("`kv-heads` is 3, must divide the 4 heads"));
+}
+
 #[test]
 fn sequences_end_to_end() {
     let sandbox = Sandbox::new();

@@ -56,13 +56,14 @@ pub struct Bench {
     /// Channels of a head
     #[arg(long, value_name = "N", default_value_t = 64)]
     head_dim: usize,
-    /// Heads of keys and values, each of which serves as many heads of queries in a row [default: as many as of queries]
-    #[arg(long, value_name = "N")]
-    kv_heads: Option<usize>,
+    /// Heads of keys and values, each of which serves as many heads of queries in a row; of several numbers, every one in turns [default:
+    /// as many as of queries]
+    #[arg(long, value_name = "N,N", value_delimiter = ',')]
+    kv_heads: Vec<usize>,
     /// Where tensors lie: heads ([batch, heads, tokens, channels]), tokens ([batch, tokens, heads, channels]) or packed (queries, keys
-    /// and values of a token side by side, as one layer projects them)
-    #[arg(long, value_name = "LAYOUT", default_value = "heads", value_parser = TensorLayout::from_str)]
-    layout: TensorLayout,
+    /// and values of a token side by side, as one layer projects them); of several, every one in turns
+    #[arg(long, value_name = "LAYOUT,LAYOUT", value_delimiter = ',', default_value = "heads", value_parser = TensorLayout::from_str)]
+    layout: Vec<TensorLayout>,
     /// One call of sequences that lie end to end, of so many tokens each
     #[arg(long, value_name = "LEN,LEN", value_delimiter = ',', conflicts_with_all = ["tokens", "batch"])]
     sequences: Vec<usize>,
@@ -126,7 +127,7 @@ Examples:
   resolvent bench --mechanisms softmax,linear-infsa --tokens 4096,65536,331776 --heads 64 --head-dim 16
   resolvent bench --mechanisms M.json --tokens 197 --batch 64 --out runs/mine
   resolvent bench --mechanisms softmax,infsa --precision bf16
-  resolvent bench --mechanisms softmax --layout packed --kv-heads 2
+  resolvent bench --mechanisms softmax --layout heads,packed --kv-heads 8,2
   resolvent bench --mechanisms softmax,ssa --sequences 512,77,1300
   resolvent bench --peers ~/torch/bin/python           PyTorch beside ours
   resolvent bench --compare before/bench.json after/bench.json";
@@ -171,13 +172,26 @@ pub fn run(args: &Bench, global: &Global) -> Result<()> {
     Err(Error::file(&file, format!("nothing was measured{why}")))
 }
 
+/// Every layout with every number of heads of keys and values.
+fn arrangements(args: &Bench) -> Vec<Arrangement> {
+    let mut kv_heads: Vec<_> = args.kv_heads.iter().copied().map(Some).collect();
+    if kv_heads.is_empty() {
+        kv_heads.push(None);
+    }
+    let with = |&layout: &TensorLayout| {
+        let sequences = &args.sequences;
+        kv_heads.iter().map(move |&kv_heads| Arrangement { kv_heads, layout, sequences: sequences.clone() })
+    };
+    args.layout.iter().flat_map(with).collect()
+}
+
 fn options(args: &Bench, global: &Global, deferred: &Deferred) -> Result<BenchOptions> {
     let folder = args.out.clone();
     let mut options = BenchOptions {
         batch: args.batch,
         heads: args.heads,
         head_dim: args.head_dim,
-        arrangement: Arrangement { kv_heads: args.kv_heads, layout: args.layout, sequences: args.sequences.clone() },
+        arrangements: arrangements(args),
         precision: args.precision,
         rounds: args.rounds,
         turn: Duration::from_millis(args.turn.into()),

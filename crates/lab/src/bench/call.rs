@@ -6,7 +6,7 @@ use resolvent_kernels::{Mechanism, Sequences, Shape, Strided};
 use serde::{Deserialize, Serialize};
 
 use super::BenchOptions;
-use crate::{Result, named};
+use crate::{Result, candidate::Candidate, named};
 
 named! {
     /// Where heads and tokens of a call's tensors lie in memory. Ours read and write them there where the operator does
@@ -39,6 +39,27 @@ pub struct Arrangement {
     pub sequences: Vec<usize>,
 }
 
+impl Arrangement {
+    /// What some arrangements have in common; the default of the rest.
+    pub(super) fn common(all: &[Self]) -> Self {
+        let Some((first, others)) = all.split_first() else { return Self::default() };
+        let one_layout = others.iter().all(|other| other.layout == first.layout);
+        let one_number = others.iter().all(|other| other.kv_heads == first.kv_heads);
+        Self {
+            kv_heads: first.kv_heads.filter(|_| one_number),
+            layout: if one_layout { first.layout } else { TensorLayout::default() },
+            sequences: first.sequences.clone(),
+        }
+    }
+
+    /// The candidate, called by how its calls are arranged too, beside others of it.
+    pub(super) fn named(&self, candidate: &Candidate) -> Candidate {
+        let own = Self { sequences: Vec::new(), ..self.clone() }.to_string();
+        let name = if own.is_empty() { candidate.name.clone() } else { format!("{} ({own})", candidate.name) };
+        Candidate { name, ..candidate.clone() }
+    }
+}
+
 impl fmt::Display for Arrangement {
     /// What differs from the default, as parts of a sentence; nothing where nothing does.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -69,28 +90,26 @@ impl Call {
     ///
     /// # Errors
     /// [`crate::Error::Kernels`] for sequences without tokens.
-    pub fn new(options: &BenchOptions, tokens: usize) -> Result<Self> {
-        let (arrangement, heads) = (&options.arrangement, options.heads);
-        let heads = [heads, arrangement.kv_heads.unwrap_or(heads)];
-        Self::of(options, options.batch, heads, tokens, &arrangement.sequences)
+    pub fn new(options: &BenchOptions, arrangement: &Arrangement, tokens: usize) -> Result<Self> {
+        let heads = [options.heads, arrangement.kv_heads.unwrap_or(options.heads)];
+        Self::of([options.batch, options.head_dim], heads, tokens, arrangement.layout, &arrangement.sequences)
     }
 
     /// A call like it of one batch element, few heads and `tokens` tokens, or a few sequences of between `least` tokens and the same share
     /// of these.
-    pub fn small(options: &BenchOptions, tokens: usize, least: usize) -> Result<Self> {
-        let arrangement = &options.arrangement;
+    pub fn small(options: &BenchOptions, arrangement: &Arrangement, tokens: usize, least: usize) -> Result<Self> {
         let kv_heads = arrangement.kv_heads.unwrap_or(options.heads);
         let (serves, kv_heads) = ((options.heads / kv_heads).min(HEADS), kv_heads.min(HEADS));
         let some = arrangement.sequences.iter().take(FEW);
         let sequences: Vec<_> = some.map(|&n| n.clamp(least, (tokens / FEW).max(least))).collect();
-        Self::of(options, 1, [serves * kv_heads, kv_heads], tokens, &sequences)
+        Self::of([1, options.head_dim], [serves * kv_heads, kv_heads], tokens, arrangement.layout, &sequences)
     }
 
     fn of(
-        options: &BenchOptions,
-        batch: usize,
+        [batch, head_dim]: [usize; 2],
         [heads, kv_heads]: [usize; 2],
         tokens: usize,
+        layout: TensorLayout,
         lengths: &[usize],
     ) -> Result<Self> {
         let ends = lengths.iter().scan(0, |end, n| {
@@ -100,13 +119,18 @@ impl Call {
         let bounds: Vec<_> = std::iter::once(0).chain(ends).collect();
         let sequences = (!lengths.is_empty()).then(|| Sequences::new(&bounds)).transpose()?;
         let tokens = sequences.as_ref().map_or(tokens, Sequences::tokens);
-        let shape = Shape::square(batch, heads, tokens, options.head_dim);
-        Ok(Self { shape, kv_heads, layout: options.arrangement.layout, sequences })
+        let shape = Shape::square(batch, heads, tokens, head_dim);
+        Ok(Self { shape, kv_heads, layout, sequences })
     }
 
     /// Whether it is one that everybody takes: tensors `[batch, heads, tokens, channels]`, all of one size.
     pub fn is_plain(&self) -> bool {
         self.kv_heads == self.shape.heads && self.layout == TensorLayout::Heads && self.sequences.is_none()
+    }
+
+    /// Whether the tensors of a call of the same size lie as this one's.
+    pub fn lies_as(&self, other: &Self) -> bool {
+        self.kv_heads == other.kv_heads && self.layout == other.layout
     }
 
     /// The same on tensors `[batch, heads, tokens, channels]`.
@@ -147,29 +171,29 @@ impl Call {
 mod tests {
     use super::*;
 
-    fn options(arrangement: Arrangement) -> BenchOptions {
-        BenchOptions { batch: 3, heads: 8, head_dim: 4, arrangement, ..BenchOptions::default() }
+    fn options() -> BenchOptions {
+        BenchOptions { batch: 3, heads: 8, head_dim: 4, ..BenchOptions::default() }
     }
 
     #[test]
     fn a_call_has_the_tokens_of_all_its_sequences() {
         let arrangement = Arrangement { sequences: vec![5, 700, 30], ..Arrangement::default() };
-        let options = BenchOptions { batch: 1, ..options(arrangement) };
-        let call = Call::new(&options, 1).unwrap();
+        let options = BenchOptions { batch: 1, ..options() };
+        let call = Call::new(&options, &arrangement, 1).unwrap();
         assert_eq!((call.shape.seq_q, call.first().seq_q, call.is_plain()), (735, 5, false));
-        let small = Call::small(&options, 192, 16).unwrap();
+        let small = Call::small(&options, &arrangement, 192, 16).unwrap();
         assert_eq!((small.shape.seq_q, small.shape.heads), (16 + 48 + 30, 2));
     }
 
     #[test]
     fn few_heads_are_shared_as_many_are() {
         let arrangement = Arrangement { kv_heads: Some(2), layout: TensorLayout::Packed, ..Arrangement::default() };
-        let small = Call::small(&options(arrangement.clone()), 20, 16).unwrap();
+        let small = Call::small(&options(), &arrangement, 20, 16).unwrap();
         assert_eq!((small.shape.batch, small.shape.heads, small.kv_heads, small.shape.seq_q), (1, 4, 2, 20));
         let softmax = Mechanism::preset("softmax").unwrap();
         assert_eq!(small.packed_len(&softmax), 20 * 4 * (4 + 2 + 2));
         assert_eq!(arrangement.to_string(), "2 heads of keys and values, layout `packed`");
-        let own = Call::small(&options(Arrangement::default()), 20, 16).unwrap();
+        let own = Call::small(&options(), &Arrangement::default(), 20, 16).unwrap();
         assert_eq!((own.shape.heads, own.kv_heads, own.is_plain()), (2, 2, true));
     }
 }

@@ -75,6 +75,10 @@ impl Case {
         Self { contender, point, call: call.clone(), tied: mechanism.tied(), work, forward, training, peaks }
     }
 
+    pub fn call(&self) -> &Call {
+        &self.call
+    }
+
     pub fn is_rival(&self) -> bool {
         self.point.rival_of.is_some()
     }
@@ -103,8 +107,9 @@ impl Case {
     }
 
     /// A first forward and a first backward pass, which touch all memory; what they hold is counted.
-    pub fn warm(&mut self, buffers: &mut Buffers, probe: Option<&dyn MemoryProbe>) -> Result<()> {
-        self.peaks = self.contender.warm(buffers, probe)?;
+    pub fn warm(&mut self, buffers: &mut [Buffers], probe: Option<&dyn MemoryProbe>) -> Result<()> {
+        let own = self.own(buffers);
+        self.peaks = self.contender.warm(own, probe)?;
         if self.is_rival() {
             // Ours write their results to memory that is there; those of the others are among what they hold.
             let results = self.bytes_of_results();
@@ -113,6 +118,12 @@ impl Case {
             }
         }
         Ok(())
+    }
+
+    /// The tensors that lie as those of its call.
+    fn own<'a>(&self, buffers: &'a mut [Buffers]) -> &'a mut Buffers {
+        let own = buffers.iter_mut().find(|buffers| buffers.call.lies_as(&self.call));
+        own.expect("there are buffers for every arrangement")
     }
 
     /// Bytes of the output, and of the output and the gradients.
@@ -124,7 +135,8 @@ impl Case {
 
     /// A turn: forward passes, and forward and backward passes, until it has lasted `turn`, at least one of each. The medians of
     /// the later half of them count: what the one before left running or in the caches is gone by then.
-    pub fn turn(&mut self, buffers: &mut Buffers, turn: Duration) -> Result<()> {
+    pub fn turn(&mut self, buffers: &mut [Buffers], turn: Duration) -> Result<()> {
+        let buffers = self.own(buffers);
         let (start, mut runs) = (Instant::now(), Vec::new());
         while runs.is_empty() || start.elapsed() < turn {
             runs.push(self.contender.round(buffers)?);

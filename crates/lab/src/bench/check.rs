@@ -6,7 +6,7 @@ use resolvent_kernels::{Precision, Tol};
 use serde::{Deserialize, Serialize};
 
 use super::{
-    BenchOptions,
+    Arrangement, BenchOptions,
     call::Call,
     comparison::Comparison,
     contender::Local,
@@ -75,8 +75,13 @@ impl fmt::Display for Check {
 
 /// Compares forward and backward of a mechanism, and of those rivals that compute it, with the f64 reference. What cannot be
 /// compared says why.
-pub(super) fn check(candidate: &Candidate, rivals: &Rivals, options: &BenchOptions) -> (Check, Vec<(Rival, Check)>) {
-    let (mut ours, mut comparison) = match prepared(candidate, options) {
+pub(super) fn check(
+    candidate: &Candidate,
+    arrangement: &Arrangement,
+    rivals: &Rivals,
+    options: &BenchOptions,
+) -> (Check, Vec<(Rival, Check)>) {
+    let (mut ours, mut comparison) = match prepared(candidate, arrangement, options) {
         Ok(prepared) => prepared,
         Err(why) => return (Check::refused(&candidate.name, why), Vec::new()),
     };
@@ -101,13 +106,14 @@ pub(super) fn check(candidate: &Candidate, rivals: &Rivals, options: &BenchOptio
 /// The operator of a small call, or where a mechanism has but one size of a call that is measured, and what it is compared with.
 fn prepared(
     Candidate { mechanism, .. }: &Candidate,
+    arrangement: &Arrangement,
     options: &BenchOptions,
 ) -> std::result::Result<(Ours, Comparison), String> {
     let sizes = options.sizes();
     let most = sizes.last().copied().unwrap_or(1);
-    let small = Call::small(options, most.clamp(TOKENS[0], TOKENS[1]), TOKENS[0]);
+    let small = Call::small(options, arrangement, most.clamp(TOKENS[0], TOKENS[1]), TOKENS[0]);
     let bound = |call: Result<Call>| Ours::new(mechanism, &call?, options.precision);
-    let measured = sizes.iter().rev().map(|&n| bound(Call::new(options, n)));
+    let measured = sizes.iter().rev().map(|&n| bound(Call::new(options, arrangement, n)));
     let mut ours = bound(small);
     for other in measured {
         if ours.is_ok() {

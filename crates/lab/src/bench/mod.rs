@@ -48,8 +48,12 @@ pub(crate) use results::{milliseconds, three_digits};
 /// The file in a benchmark's folder that holds its [`BenchReport`].
 pub const RESULTS: &str = "bench.json";
 
-/// A mechanism, and the rivals that compute it.
-type Contest<'a> = (&'a Candidate, Vec<Rival>);
+/// A mechanism, how its calls are arranged, and the rivals that compute it.
+struct Contest<'a> {
+    of: Candidate,
+    arrangement: &'a Arrangement,
+    rivals: Vec<Rival>,
+}
 
 /// Runs the benchmark. What was measured until it was stopped is in the report, size by size.
 ///
@@ -78,7 +82,7 @@ pub fn run(options: &BenchOptions) -> Result<BenchReport> {
     (options.progress)(&report.ceilings.to_string());
     (options.progress)(&report.auto());
     for n in options.sizes() {
-        if !size(options, &rivals, &contests, &Call::new(options, n)?, &mut report) {
+        if !size(options, &rivals, &contests, n, &mut report)? {
             return Ok(report);
         }
         if let Err(why) = (options.keep)(&report) {
@@ -94,7 +98,7 @@ fn empty(options: &BenchOptions) -> BenchReport {
         batch: options.batch,
         heads: options.heads,
         head_dim: options.head_dim,
-        arrangement: options.arrangement.clone(),
+        arrangement: Arrangement::common(&options.arrangements),
         load: options.load,
         rounds: options.rounds,
         ceilings: Ceilings::default(),
@@ -112,17 +116,21 @@ fn empty(options: &BenchOptions) -> BenchReport {
 /// Compares everything with the reference; what agrees is measured.
 fn checked<'a>(options: &'a BenchOptions, rivals: &Rivals, report: &mut BenchReport) -> Vec<Contest<'a>> {
     let mut contests = Vec::new();
-    for candidate in &options.mechanisms {
+    let several = options.arrangements.len() > 1;
+    let all = options.mechanisms.iter().flat_map(|of| options.arrangements.iter().map(move |how| (of, how)));
+    for (candidate, arrangement) in all {
         if options.stop.load(Ordering::Relaxed) {
             break;
         }
-        let (ours, theirs) = check(candidate, rivals, options);
+        let of = if several { arrangement.named(candidate) } else { candidate.clone() };
+        let (ours, theirs) = check(&of, arrangement, rivals, options);
         let checks = [&ours].into_iter().chain(theirs.iter().map(|(_, check)| check));
         checks.for_each(|check| (options.progress)(&check.to_string()));
         report.rivals.extend(theirs.iter().map(|(_, check)| check.clone()));
         if ours.passed {
             let agree = theirs.into_iter().filter(|(_, check)| check.passed).map(|(rival, _)| rival);
-            contests.push((candidate, agree.collect()));
+            let rivals = agree.collect();
+            contests.push(Contest { of, arrangement, rivals });
         }
         report.checks.push(ours);
     }
@@ -134,43 +142,29 @@ fn size(
     options: &BenchOptions,
     rivals: &Rivals,
     contests: &[Contest<'_>],
-    call: &Call,
+    tokens: usize,
     report: &mut BenchReport,
-) -> bool {
+) -> Result<bool> {
     let known = report.points.len();
-    let planned = cases_of(options, rivals, contests, call, report);
-    if planned.is_empty() {
-        return true;
-    }
-    if let Some(why) = beyond_memory("its tensors take", Buffers::bytes(call)) {
-        planned.into_iter().for_each(|case| skip(options, report, case, &why));
-        return true;
-    }
-    let mut cases = Vec::new();
-    let mut buffers = Buffers::new(call);
-    for case in planned {
-        if options.stop.load(Ordering::Relaxed) {
-            report.points.truncate(known);
-            return false;
+    let planned = cases_of(options, rivals, contests, tokens, report)?;
+    let mut calls: Vec<Call> = Vec::new();
+    for case in &planned {
+        if !calls.iter().any(|call| call.lies_as(case.call())) {
+            calls.push(case.call().clone());
         }
-        let probe = options.memory.as_deref();
-        cases.extend(attempt(options, case, report, |case| case.warm(&mut buffers, probe)));
     }
-    for _ in 0..options.rounds {
-        let mut left = Vec::new();
-        for case in cases {
-            if options.stop.load(Ordering::Relaxed) {
-                report.points.truncate(known);
-                return false;
-            }
-            left.extend(attempt(options, case, report, |case| case.turn(&mut buffers, options.turn)));
-        }
-        cases = left;
+    let bytes = calls.iter().map(Buffers::bytes).fold(0, u64::saturating_add);
+    if let Some(why) = beyond_memory("its tensors take", bytes) {
+        let fewer = if calls.len() > 1 { "; ask for fewer arrangements at a time" } else { "" };
+        planned.into_iter().for_each(|case| skip(options, report, case, &format!("{why}{fewer}")));
+        return Ok(true);
     }
+    let mut buffers: Vec<Buffers> = calls.iter().map(Buffers::new).collect();
+    let cases = timed(options, planned, &mut buffers, report);
     if options.stop.load(Ordering::Relaxed) {
         // What a peer was stopped at is no measurement.
         report.points.truncate(known);
-        return false;
+        return Ok(false);
     }
     for case in cases {
         let point = case.finish(&report.ceilings);
@@ -179,7 +173,31 @@ fn size(
     }
     // A peer that is lost has nothing left to give back, and its points say why.
     let _ = rivals.clear();
-    true
+    Ok(true)
+}
+
+/// The cases after their turns, as many of these as there are until it is stopped. One that failed is a point that says why.
+fn timed(options: &BenchOptions, planned: Vec<Case>, buffers: &mut [Buffers], report: &mut BenchReport) -> Vec<Case> {
+    let stopped = || options.stop.load(Ordering::Relaxed);
+    let mut cases = Vec::new();
+    for case in planned {
+        if stopped() {
+            break;
+        }
+        let probe = options.memory.as_deref();
+        cases.extend(attempt(options, case, report, |case| case.warm(buffers, probe)));
+    }
+    for _ in 0..options.rounds {
+        let mut left = Vec::new();
+        for case in cases {
+            if stopped() {
+                break;
+            }
+            left.extend(attempt(options, case, report, |case| case.turn(buffers, options.turn)));
+        }
+        cases = left;
+    }
+    cases
 }
 
 /// Leaves a case out, and says why.
@@ -210,14 +228,20 @@ fn cases_of(
     options: &BenchOptions,
     rivals: &Rivals,
     contests: &[Contest<'_>],
-    call: &Call,
+    tokens: usize,
     report: &mut BenchReport,
-) -> Vec<Case> {
-    let ours = contests.iter().map(|(candidate, _)| Case::ours(candidate, call, options.precision));
-    let theirs = contests.iter().flat_map(|(candidate, of)| of.iter().map(|rival| (*candidate, rival)));
-    let theirs = theirs.map(|(candidate, rival)| Case::rival(rivals, rival, candidate, call));
+) -> Result<Vec<Case>> {
+    let call = |arrangement| Call::new(options, arrangement, tokens);
+    let mut planned = Vec::new();
+    for Contest { of, arrangement, .. } in contests {
+        planned.push(Case::ours(of, &call(arrangement)?, options.precision));
+    }
+    for Contest { of, arrangement, rivals: theirs } in contests {
+        let call = call(arrangement)?;
+        planned.extend(theirs.iter().map(|rival| Case::rival(rivals, rival, of, &call)));
+    }
     let mut cases = Vec::new();
-    for case in ours.chain(theirs) {
+    for case in planned {
         let case = match case {
             Ok(case) => case,
             Err(refused) => {
@@ -238,5 +262,5 @@ fn cases_of(
             cases.push(case);
         }
     }
-    cases
+    Ok(cases)
 }

@@ -27,8 +27,9 @@ pub struct BenchOptions {
     pub heads: usize,
     /// Channels of a head. Default 64.
     pub head_dim: usize,
-    /// Heads of keys and values, where tensors lie, and sequences end to end: with these, `tokens` are not read and `batch` is 1.
-    pub arrangement: Arrangement,
+    /// Heads of keys and values, where tensors lie, and sequences end to end: with these, `tokens` are not read and `batch` is 1. Every
+    /// mechanism is measured in each, all in turns; sequences are the same in all. Default the usual one.
+    pub arrangements: Vec<Arrangement>,
     /// How busy the machine was before anything ran, for the report; [`Load::current`] tells. Default unknown.
     pub load: Option<Load>,
     /// The precision of our products, and beside [`Precision::Bf16`] peers that have it. Default full. What of ours does not run in it
@@ -71,7 +72,7 @@ impl Default for BenchOptions {
             batch: 1,
             heads: 8,
             head_dim: 64,
-            arrangement: Arrangement::default(),
+            arrangements: vec![Arrangement::default()],
             load: None,
             precision: Precision::Full,
             rounds: 5,
@@ -91,9 +92,14 @@ impl Default for BenchOptions {
 }
 
 impl BenchOptions {
+    /// Tokens of the sequences that lie end to end.
+    pub(super) fn sequences(&self) -> &[usize] {
+        self.arrangements.first().map_or(&[], |first| &first.sequences)
+    }
+
     /// The numbers of tokens that are measured, ascending, each once: of sequences, all of them.
     pub(super) fn sizes(&self) -> Vec<usize> {
-        let sequences = &self.arrangement.sequences;
+        let sequences = self.sequences();
         if !sequences.is_empty() {
             return vec![sequences.iter().fold(0, |all, &n| all.saturating_add(n))];
         }
@@ -104,27 +110,50 @@ impl BenchOptions {
     }
 }
 
-/// Refuses what cannot be measured.
-pub(super) fn validate(options: &BenchOptions) -> Result<()> {
-    let fail = |field: &str, problem: String| {
-        Err(Error::Recipe { file: "benchmark".into(), field: field.into(), problem: format!("is {problem}") })
-    };
-    let sizes = [("batch", options.batch), ("heads", options.heads), ("head-dim", options.head_dim)];
-    for (field, got) in sizes.into_iter().chain([("rounds", options.rounds)]) {
-        if got == 0 {
-            return fail(field, "0, must be at least 1".into());
+fn fail(field: &str, problem: String) -> Result<()> {
+    Err(Error::Recipe { file: "benchmark".into(), field: field.into(), problem: format!("is {problem}") })
+}
+
+/// Refuses arrangements of which there is none, or one twice, and what does not fit the heads.
+fn validate_arrangements(options: &BenchOptions) -> Result<()> {
+    let (BenchOptions { batch, heads, arrangements, .. }, sequences) = (options, options.sequences());
+    let call = |arrangement: &Arrangement| (arrangement.layout, arrangement.kv_heads.unwrap_or(*heads));
+    for (n, arrangement) in arrangements.iter().enumerate() {
+        let (layout, kv_heads) = call(arrangement);
+        if arrangements[..n].iter().any(|earlier| call(earlier) == (layout, kv_heads)) {
+            let problem = format!("`{layout}` with {kv_heads} heads of keys and values twice; name each once");
+            return fail("layout", problem);
         }
     }
-    let BenchOptions { batch, heads, head_dim, arrangement: Arrangement { kv_heads, sequences, .. }, .. } = options;
+    if arrangements.iter().any(|other| other.sequences != sequences) {
+        return fail("sequences", "not the same in all arrangements".into());
+    }
+    if arrangements.is_empty() {
+        return fail("arrangements", "empty; the default is the usual one".into());
+    }
     if sequences.contains(&0) {
         return fail("sequences", "with a 0; every sequence must have at least one token".into());
     }
     if !sequences.is_empty() && *batch != 1 {
         return fail("batch", format!("{batch} beside sequences, must be 1: they lie end to end"));
     }
-    if let Some(n) = kv_heads.filter(|&n| n == 0 || !heads.is_multiple_of(n)) {
-        return fail("kv-heads", format!("{n}, must divide the {heads} heads"));
+    let mut kv_heads = arrangements.iter().filter_map(|arrangement| arrangement.kv_heads);
+    match kv_heads.find(|&n| n == 0 || !heads.is_multiple_of(n)) {
+        Some(n) => fail("kv-heads", format!("{n}, must divide the {heads} heads")),
+        None => Ok(()),
     }
+}
+
+/// Refuses what cannot be measured.
+pub(super) fn validate(options: &BenchOptions) -> Result<()> {
+    let sizes = [("batch", options.batch), ("heads", options.heads), ("head-dim", options.head_dim)];
+    for (field, got) in sizes.into_iter().chain([("rounds", options.rounds)]) {
+        if got == 0 {
+            return fail(field, "0, must be at least 1".into());
+        }
+    }
+    validate_arrangements(options)?;
+    let (BenchOptions { batch, heads, head_dim, .. }, sequences) = (options, options.sequences());
     if sequences.is_empty() && (options.tokens.is_empty() || options.tokens.contains(&0)) {
         return fail("tokens", "empty or has a 0; every number of tokens must be at least 1".into());
     }

@@ -34,7 +34,8 @@ pub struct BenchReport {
     pub heads: usize,
     /// Channels of a head.
     pub head_dim: usize,
-    /// Heads of keys and values, where tensors lay, and sequences end to end.
+    /// Heads of keys and values, where tensors lay, and sequences end to end; of several arrangements what they have in common, and labels
+    /// say the rest.
     #[serde(default)]
     pub arrangement: Arrangement,
     /// How busy the machine was before anything ran, where the system told.
