@@ -3,8 +3,10 @@
 use std::cell::RefCell;
 
 use resolvent_kernels::{
-    ClusterPlan, ExtraGradients, Extras, Gradients, Inputs, Mask, Mechanism, Operator, PlanTensors, Scratch, Shape,
-    Strategy, reference,
+    ClusterPlan, ExtraGradients, Extras, Gradients, Inputs, Mask, Mechanism, Operator, Parameter, PlanTensors, Scratch,
+    Shape, Strategy,
+    mechanism::{DotExp, Row, Score, Series, Structure},
+    reference,
 };
 
 use crate::{Dense, Error, LinearOperator, Result, error::check_len, vector::dot};
@@ -98,28 +100,37 @@ impl AttentionOperator {
         (&self.q, self.k.as_deref())
     }
 
-    /// The scores `scale q_i.k_j` of `softmax` `[seq, seq]` in f64, `-inf` where a token is not seen: the logarithms of its
-    /// kernel before rows are normalised, which no weight is too small for. `None` for other mechanisms.
+    /// The scores `scale q_i.k_j` of softmax, of every pair or in a window, `[seq, seq]` in f64, `-inf` where a token is not seen: the
+    /// logarithms of its kernel before rows are normalised, which no weight is too small for. `None` for other mechanisms.
     pub fn logits(&self) -> Option<Vec<f64>> {
-        let Mechanism::Softmax(m) = self.op.mechanism() else { return None };
+        let m = self.op.mechanism().values();
+        let Structure::Dense(pairs) = &m.structure else { return None };
+        let rows = m.normalisation == Row::default().into() && m.series == Series::default();
+        if !rows || m.bias.is_some() || !matches!(m.score, Score::DotExp(DotExp { softcap: None, .. })) {
+            return None;
+        }
         let (n, dim) = (self.len(), self.op.shape().head_dim);
-        let scale = m.scale.unwrap_or(1.0 / (dim as f64).sqrt());
+        let scale = m.score.value(Parameter::Scale, dim, 1);
         let (q, k) = (wide(&self.q), wide(self.k.as_deref().unwrap_or(&self.q)));
         let there = |token: usize| self.keep.as_ref().is_none_or(|keep| keep[token]);
+        let near = |i: usize, j: usize| j < pairs.sinks || pairs.window.is_none_or(|window| i.abs_diff(j) < window);
         let logit = |at: usize| match (at / n, at % n) {
-            (i, j) if (m.causal && j > i) || !there(i) || !there(j) => f64::NEG_INFINITY,
+            (i, j) if (m.causal && j > i) || !there(i) || !there(j) || !near(i, j) => f64::NEG_INFINITY,
             (i, j) => scale * dot(&q[i * dim..][..dim], &k[j * dim..][..dim]),
         };
         Some((0..n * n).map(logit).collect())
     }
 
-    /// The weights `M` of `fna` in f64, and the logarithms of what its rows were divided by: by the reference, in O(N^2)
+    /// The weights `M` of `fna`, by whichever values, in f64, and the logarithms of what its rows were divided by: by the reference, in O(N^2)
     /// memory. `None` for other mechanisms.
     ///
     /// # Errors
     /// What the mechanism refuses.
     pub fn exact(&self) -> Result<Option<(Dense, Option<Vec<f64>>)>> {
-        let mechanism @ Mechanism::Fna(_) = self.op.mechanism() else { return Ok(None) };
+        let mechanism = self.op.mechanism();
+        if mechanism.values().fna().is_none() {
+            return Ok(None);
+        }
         let (q, k, v) = (wide(&self.q), self.k.as_deref().map(wide), vec![0.0; self.len()]);
         let inputs = Inputs { q: &q, k: k.as_deref(), v: &v, extras: Extras::default() };
         let mask = self.keep.as_deref().map_or(Mask::NONE, Mask::padding);
@@ -142,8 +153,8 @@ impl AttentionOperator {
         self.clusters.as_ref()
     }
 
-    /// The logarithm of what each row was divided by, where the mechanism keeps it (`softmax`, `fna`, `ssa`): row `i` of
-    /// the unnormalised kernel is `exp(lse_i) M_i`. `-inf` for a row without keys.
+    /// The logarithm of what each row was divided by, where the mechanism keeps it (one hop over pairs whose rows are normalised, as of
+    /// `softmax`, `fna` and `ssa`): row `i` of the unnormalised kernel is `exp(lse_i) M_i`. `-inf` for a row without keys.
     pub fn lse(&self) -> Option<Vec<f64>> {
         Some(wide(self.op.lse(&self.stats)?))
     }

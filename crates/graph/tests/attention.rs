@@ -128,6 +128,42 @@ fn logits_of_softmax() {
     assert_eq!(fna.unwrap().logits(), None);
 }
 
+/// What is told in f64 of softmax and of a power law is told of values that are these, by whatever name.
+#[test]
+fn compositions_are_told_as_the_presets_that_they_are() {
+    let (n, d) = (12, 4);
+    let mut rng = ChaCha8Rng::seed_from_u64(4);
+    let (q, k) = (gaussian(&mut rng, n * d), gaussian(&mut rng, n * d));
+    let graph = |json: &str| {
+        let mechanism = Mechanism::from_json(json).unwrap();
+        AttentionOperator::new(&mechanism, n, &q, Some(&k), None, Strategy::Auto).unwrap()
+    };
+    let softmax = graph(r#"{"mechanism": "softmax", "scale": 0.7}"#).logits();
+    let dot = r#"{"mechanism": "composed", "score": {"kind": "dot-exp", "scale": 0.7}}"#;
+    assert_eq!(graph(dot).logits(), softmax);
+    let local = graph(r#"{"mechanism": "local", "window": 3, "sinks": 1, "score": {"kind": "dot-exp", "scale": 0.7}}"#);
+    let (windowed, all) = (local.logits().unwrap(), softmax.unwrap());
+    for at in 0..n * n {
+        let (i, j) = (at / n, at % n);
+        let seen = i.abs_diff(j) < 3 || j == 0;
+        assert_eq!(windowed[at], if seen { all[at] } else { f64::NEG_INFINITY }, "{i} {j}");
+        assert_eq!(seen, Dense::of(&local).unwrap().row(i)[j] != 0.0);
+    }
+    for json in [
+        r#"{"mechanism": "composed", "score": {"kind": "dot-exp", "softcap": 5.0}}"#,
+        r#"{"mechanism": "softmax", "series": {"kind": "resolvent"}}"#,
+        r#"{"mechanism": "softmax", "bias": "alibi"}"#,
+        r#"{"mechanism": "cosine"}"#,
+    ] {
+        assert_eq!(graph(json).logits(), None, "{json}");
+    }
+    let fna = graph(r#"{"mechanism": "fna", "alpha": 1.5}"#).exact().unwrap().unwrap();
+    let levy = graph(r#"{"mechanism": "composed", "score": {"kind": "levy", "alpha": 1.5}}"#).exact().unwrap().unwrap();
+    assert_close("levy", levy.0.entries(), fna.0.entries(), 1, 1e-12, 1e-12);
+    assert_close("lse", &levy.1.unwrap(), &fna.1.unwrap(), 1, 1e-12, 1e-12);
+    assert!(graph(dot).exact().unwrap().is_none());
+}
+
 /// Two hundred plain steps, as the paper's: where the second direction is almost as strong, the vector is not there yet,
 /// and says so.
 #[test]

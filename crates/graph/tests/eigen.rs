@@ -8,7 +8,7 @@ use resolvent_graph::{
 };
 use resolvent_kernels::{
     Mechanism, Strategy,
-    mechanism::{Fna, Infsa, Softmax, Ssa},
+    mechanism::{Fna, Frobenius, Infsa, Resolvent, Softmax, Ssa},
 };
 use serde_json::json;
 
@@ -173,6 +173,16 @@ fn streamed_graphs_have_the_spectra_of_stored_ones() {
         ssa(json!({"global_tokens": [3, 70], "outlier_globals": 2, "outlier_queries": 3})),
         ssa(json!({"estimator": "centroid"})),
         ssa(json!({"causal": true})),
+        // What is told of presets holds of the values that they are, by whatever name: exchanged, held, and by the adjoint.
+        Mechanism::from_json(r#"{"mechanism": "local", "window": 9}"#).unwrap(),
+        Mechanism::from_json(r#"{"mechanism": "local", "window": 9, "sinks": 2}"#).unwrap(),
+        Mechanism::preset("cosine").unwrap(),
+        Mechanism::from_json(r#"{"mechanism": "relu", "structure": {"kind": "dense", "window": 9}}"#).unwrap(),
+        Mechanism::from_json(r#"{"mechanism": "sigmoid", "structure": {"kind": "dense", "window": 9}}"#).unwrap(),
+        Mechanism::preset("relu").unwrap().normalisation(Frobenius::default()),
+        Mechanism::softmax().structure(Ssa::default()),
+        Mechanism::softmax().series(Resolvent::default()),
+        Mechanism::preset("nystromformer").unwrap(),
     ];
     for mechanism in cases {
         let k = tied(mechanism.tied());

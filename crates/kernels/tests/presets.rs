@@ -4,7 +4,7 @@ mod support;
 
 use resolvent_kernels::{
     Error, Mechanism, Shape, Strategy, Tol,
-    mechanism::{Bandwidth, Dense, Structure},
+    mechanism::{Bandwidth, Dense, Resolvent, Structure},
 };
 use support::{problem::assert_solution, random::problem};
 
@@ -162,4 +162,70 @@ fn the_fused_path_is_the_reference() {
             assert_solution(&format!("{id} on {shape:?}"), &got, &p.reference(), &shape, tol);
         }
     }
+}
+
+/// What the crates above ask of a mechanism they ask of its values: the same of a preset and of a composition of these.
+#[test]
+fn values_answer_whatever_their_name() {
+    let composed = |parts: &str| read(&format!(r#"{{"mechanism": "composed", {parts}}}"#));
+    for (mechanism, local) in [
+        (read(r#"{"mechanism": "softmax"}"#), true),
+        (read(r#"{"mechanism": "uniform"}"#), true),
+        (read(r#"{"mechanism": "local"}"#), true),
+        (read(r#"{"mechanism": "linear"}"#), true),
+        (read(r#"{"mechanism": "routed"}"#), true),
+        (read(r#"{"mechanism": "fna"}"#), true),
+        (composed(r#""score": "levy""#), true),
+        (read(r#"{"mechanism": "fna", "norm_exponent": 0.5}"#), false),
+        (composed(r#""score": "levy", "normalisation": {"kind": "row", "density_exponent": 0.5}"#), false),
+        (read(r#"{"mechanism": "infsa"}"#), false),
+        (read(r#"{"mechanism": "linear-infsa"}"#), false),
+        (read(r#"{"mechanism": "ssa"}"#), false),
+        (read(r#"{"mechanism": "soft"}"#), false),
+        (read(r#"{"mechanism": "soft", "landmarks": {"kind": "all"}}"#), false),
+        (read(r#"{"mechanism": "softmax", "series": "resolvent"}"#), false),
+    ] {
+        assert_eq!(mechanism.is_row_local(), local, "{mechanism}");
+    }
+    let law = r#"{"alpha": 1.5, "manifold": "sphere"}"#;
+    let fna = read(&law.replace('{', r#"{"mechanism": "fna", "#));
+    let levy = composed(&format!(r#""score": {}"#, law.replace('{', r#"{"kind": "levy", "#)));
+    assert_eq!(fna.values().fna(), levy.values().fna());
+    assert_eq!(levy.clone().series(Resolvent::default()).values().fna(), None);
+    assert_eq!(read(r#"{"mechanism": "softmax"}"#).values().fna(), None);
+    // On the sphere the dimension is of all heads, and the length scale of the dimension.
+    let [alone, of_four] = [levy.clone(), levy.of_one_head(4, 4)].map(|m| m.values().fna().unwrap().resolve(4, 1));
+    assert_eq!(of_four, fna.clone().of_one_head(4, 4).values().fna().unwrap().resolve(4, 1));
+    assert_eq!(of_four, fna.values().fna().unwrap().resolve(4, 4));
+    assert_ne!(of_four, alone);
+}
+
+#[test]
+fn without_landmarks_every_pair_is_there() {
+    for (json, whole) in [
+        (
+            r#"{"mechanism": "soft", "scale": 0.3}"#,
+            r#"{"mechanism": "soft", "scale": 0.3, "landmarks": {"kind": "all"}}"#,
+        ),
+        (
+            r#"{"mechanism": "soft-pp", "landmark_act": true}"#,
+            r#"{"mechanism": "soft-pp", "landmarks": {"kind": "all"}}"#,
+        ),
+        (
+            r#"{"mechanism": "laplacian", "lambda": 2.0, "whitening": "none"}"#,
+            r#"{"mechanism": "laplacian-exact", "lambda": 2.0, "whitening": "none"}"#,
+        ),
+        (r#"{"mechanism": "ssa"}"#, r#"{"mechanism": "ssa"}"#),
+    ] {
+        assert_eq!(read(json).without_landmarks(), read(whole));
+    }
+    let degrees = read(r#"{"mechanism": "soft-pp", "score": "cosine-exp"}"#).without_landmarks();
+    let Mechanism::Composed(degrees) = degrees else { panic!("{degrees:?}") };
+    degrees.validate().unwrap();
+    assert_eq!((degrees.structure.kind(), degrees.normalisation.kind()), ("dense", "symmetric"));
+    let filtered = read(r#"{"mechanism": "soft", "score": "levy", "value_conv": 3}"#);
+    assert_eq!(filtered.clone().without_landmarks(), filtered);
+    let nystromformer = read(r#"{"mechanism": "nystromformer"}"#).without_landmarks();
+    assert_eq!(nystromformer.values(), read(r#"{"mechanism": "softmax"}"#).values());
+    assert_eq!(read(r#"{"mechanism": "linformer"}"#).with_projected(7).projected().map(|m| m.count), Some(7));
 }

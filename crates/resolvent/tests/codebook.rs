@@ -1,11 +1,11 @@
 //! Codebooks that follow the tokens, and plans that layers share.
 
 use burn::{
-    module::Module,
+    module::{Module, Param},
     tensor::{Bool, Device, Distribution, Tensor, TensorData},
 };
 use resolvent::{
-    Mechanism, SharedClusters,
+    Mechanism, SharedClusters, Strategy,
     attention::{CodebookConfig, MhaInput, MultiHeadAttention, MultiHeadAttentionConfig},
     models::{TextConfig, VitConfig},
 };
@@ -114,6 +114,57 @@ fn centroids_are_a_state() {
         module.forward(MhaInput::self_attn(x.clone()));
     }
     assert_eq!(centroids(&loaded), centroids(&module), "the number of passes was not kept");
+}
+
+/// Whatever attends along clusters has a codebook: its clusters are of the tokens that are nearest to a centroid.
+#[test]
+fn compositions_on_clusters_have_codebooks() {
+    let module = module(1, 0.5, r#", "score": "cosine-exp""#);
+    let (start, x) = (centroids(&module), tokens(1, 24));
+    let rows = |module: &MultiHeadAttention| {
+        module.valid().forward(MhaInput::self_attn(x.clone().inner())).context.into_data()
+    };
+    let before = rows(&module);
+    module.forward(MhaInput::self_attn(x.clone()));
+    assert_ne!(centroids(&module), start, "training moves it");
+    assert_ne!(rows(&module), before, "clusters are of the centroids");
+    let without = MultiHeadAttention { codebook: None, ..module.clone() };
+    assert_ne!(rows(&module), rows(&without));
+}
+
+/// Keys that are the queries lie where these do, and tokens one by one are attended to along the codebook as all at once.
+#[test]
+fn tied_and_decoded_tokens_follow_their_codebook() {
+    for json in [
+        r#"{"mechanism": "routed", "clusters": 3}"#,
+        r#"{"mechanism": "routed", "clusters": 3, "tied": true}"#,
+        r#"{"mechanism": "routed", "clusters": 3, "score": "cosine-exp"}"#,
+    ] {
+        let config = MultiHeadAttentionConfig::new(8, 2, Mechanism::from_json(json).unwrap());
+        let config = config.with_codebook(Some(CodebookConfig { every: 1, decay: 0.0 }));
+        let (module, x) = (config.init(&Device::flex().autodiff()), tokens(1, 24));
+        if json.contains("tied") {
+            let mut valueless = module.clone().valid().train();
+            let queries = valueless.projection.weight.val().narrow(1, 0, 8);
+            let weight = Tensor::cat(vec![queries.clone(), queries.zeros_like()], 1);
+            valueless.projection.weight = Param::from_tensor(weight.detach());
+            valueless.forward(MhaInput::self_attn(x.clone()));
+            module.forward(MhaInput::self_attn(x.clone()));
+            assert_eq!(centroids(&valueless), centroids(&module), "no value enters a centroid");
+        }
+        module.forward(MhaInput::self_attn(x.clone()));
+        let (module, x) = (module.valid(), x.inner());
+        let whole = module.forward(MhaInput::self_attn(x.clone()).causal()).context;
+        let composed = MultiHeadAttention { strategy: Strategy::Composed, ..module.clone() };
+        for module in [&module, &composed] {
+            let (mut past, mut rows) = (None, vec![]);
+            for (first, step) in [(0, 9), (9, 1), (10, 14)] {
+                rows.push(module.attend_next(x.clone().narrow(1, first, step), &mut past).unwrap());
+            }
+            let far = (Tensor::cat(rows, 1) - whole.clone()).abs().max().into_scalar::<f32>();
+            assert!(far < 1e-5, "{json}: {far}");
+        }
+    }
 }
 
 #[test]

@@ -4,7 +4,7 @@ mod support;
 
 use burn::{
     module::{Module, Param},
-    tensor::{Device, Tensor},
+    tensor::{Device, Int, Tensor},
 };
 use resolvent::{
     Error, Inputs, Mask, Mechanism, Parameter, Sequences, Strategy, attend, attend_sequences,
@@ -182,7 +182,7 @@ fn groups_are_refused_where_queries_are_keys() {
 }
 
 /// Every mechanism with a causal form, and options that change how it is decoded.
-const CAUSAL: [&str; 12] = [
+const CAUSAL: [&str; 13] = [
     r#"{"mechanism": "softmax"}"#,
     r#"{"mechanism": "uniform"}"#,
     r#"{"mechanism": "infsa"}"#,
@@ -195,6 +195,7 @@ const CAUSAL: [&str; 12] = [
     r#"{"mechanism": "ssa", "estimator": "centroid"}"#,
     r#"{"mechanism": "ssa", "estimator": "centroid", "cluster_on": "keys", "clusters": 5, "global_tokens": [0, 9]}"#,
     r#"{"mechanism": "ssa"}"#,
+    r#"{"mechanism": "ssa", "estimator": "centroid", "score": "cosine-exp"}"#,
 ];
 
 #[test]
@@ -255,6 +256,11 @@ fn a_span_makes_clusters_independent_of_the_length() {
         values(module.forward(input).context.narrow(1, 0, 20))
     };
     assert_eq!(rows(&module, 20), rows(&module, 64));
+    // Pairs that a mask hides are of the call's own length, to which nothing is added.
+    let pairs = config(Mechanism::preset("ssa").unwrap()).with_causal_span(Some(64)).init(&device);
+    let hidden = Tensor::<1, Int>::arange(0..400, &device).equal_elem(203).reshape([1, 20, 20]);
+    let input = MhaInput::self_attn(tokens.clone().narrow(1, 0, 20)).causal().mask_attn(hidden);
+    assert_eq!(pairs.try_forward(input).unwrap().context.dims(), [1, 20, D_MODEL]);
     let module = config(ssa).init(&device);
     assert_ne!(rows(&module, 20), rows(&module, 64), "without one the length counts");
 

@@ -2,7 +2,7 @@
 
 use faer::{Accum, Mat, MatRef, Par, linalg::matmul::matmul};
 use rayon::prelude::*;
-use resolvent_kernels::{Mechanism, PlanTensors, mechanism::Estimator};
+use resolvent_kernels::{PlanTensors, mechanism::Estimator};
 
 use crate::AttentionOperator;
 
@@ -30,8 +30,8 @@ impl Entries {
     /// Of a graph with these degrees. `None` where the mechanism is not a sparse one of the tokens' own products (mean
     /// tokens, causality, masks), or has too many entries.
     pub fn of(operator: &AttentionOperator, log_degree: &[f64]) -> Option<Self> {
-        let (Mechanism::Ssa(ssa), Some(plan)) = (operator.mechanism(), operator.clusters()) else { return None };
-        if ssa.estimator == Estimator::Centroid || ssa.causal || operator.keep().is_some() {
+        let (ssa, plan) = (operator.mechanism().values().ssa()?, operator.clusters()?);
+        if ssa.estimator == Estimator::Centroid || ssa.routes_queries() || ssa.causal || operator.keep().is_some() {
             return None;
         }
         let (plan, tokens) = (plan.to_tensors(), log_degree.len());

@@ -1,6 +1,9 @@
 //! The symmetrised graph of a mechanism, without its matrix.
 
-use resolvent_kernels::{Mechanism, Strategy};
+use resolvent_kernels::{
+    Mechanism, Strategy,
+    mechanism::{Composed, DotSigmoid, Factor, Normalisation, Score, Structure, Unnormalised},
+};
 
 use super::{entries::Entries, log_add, shares};
 use crate::{AttentionOperator, Error, LinearOperator, Result, error::check_len};
@@ -8,8 +11,8 @@ use crate::{AttentionOperator, Error, LinearOperator, Result, error::check_len};
 /// `N = D^-1/2 W D^-1/2` of a mechanism's symmetrised weights `W`, by streamed products: for [`crate::Lanczos`] on graphs
 /// whose matrix does not fit.
 ///
-/// `W` is the kernel before its rows are normalised, where the mechanism keeps what it divided by (`softmax`, `fna`,
-/// `ssa`), else the operator itself. A product costs one forward pass where `W` is symmetric by itself, a second one with
+/// `W` is the kernel before its rows are normalised, where the mechanism keeps what it divided by (one hop over pairs whose rows are
+/// normalised, as of `softmax`, `fna` and `ssa`), else the operator itself. A product costs one forward pass where `W` is symmetric by itself, a second one with
 /// queries and keys exchanged where that transposes it, else a backward pass. Of a sparse `W` (`ssa` with edges, not
 /// causal) the entries are computed once and held in f32, where they are at most 2^28. Degrees must be positive; single
 /// negative weights are not looked for.
@@ -120,13 +123,25 @@ fn checked(log_degree: Vec<f64>) -> Result<Vec<f64>> {
 
 /// Whether exchanging queries and keys transposes the kernel (before any row is normalised).
 fn kernel_transposes(mechanism: &Mechanism) -> bool {
-    match mechanism {
-        Mechanism::Softmax(m) => !m.causal,
-        Mechanism::Fna(m) => !m.causal && m.norm_exponent == 0.0,
-        Mechanism::Infsa(m) => !m.causal,
-        Mechanism::Soft(_) | Mechanism::SoftPp(_) | Mechanism::InfsaResolvent(_) => true,
+    let m = mechanism.values();
+    // First keys that every token sees do not see every token; a filter over the values is no part of the kernel.
+    let pairs = match &m.structure {
+        Structure::Dense(pairs) => pairs.sinks == 0 && (pairs.window.is_none() || !counts_keys(&m)),
+        Structure::Nystrom(own) => m.tied && own.value_conv == 0,
         _ => false,
-    }
+    };
+    let alike = match &m.normalisation {
+        Normalisation::Row(row) => row.density_exponent == 0.0 && m.has_row_sums(),
+        Normalisation::None(_) | Normalisation::Frobenius(_) | Normalisation::Symmetric(_) => true,
+        _ => false,
+    };
+    !m.causal && m.bias.is_none() && pairs && alike && !matches!(m.score, Score::Custom(_))
+}
+
+/// Whether weights depend on how many keys a query sees: in a window these are fewer at both ends.
+fn counts_keys(m: &Composed) -> bool {
+    let divided = matches!(&m.normalisation, Normalisation::None(Unnormalised { factor: Factor::InvN, .. }));
+    divided || matches!(&m.score, Score::DotSigmoid(DotSigmoid { offset: None, .. }))
 }
 
 /// The logarithms of the kernel's row sums.
@@ -196,6 +211,63 @@ impl LinearOperator for StreamedReversible {
                 Ok(mean(there, back.around(block, |x| operator.apply_transpose_block(x))?))
             }
             Products::Stored(entries) => Ok(entries.apply_block(block)),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_exchanged_is_told_of_the_values() {
+        for (json, transposes) in [
+            (r#"{"mechanism": "softmax"}"#, true),
+            (r#"{"mechanism": "softmax", "causal": true}"#, false),
+            (r#"{"mechanism": "softmax", "bias": "alibi"}"#, false),
+            (r#"{"mechanism": "softmax", "series": "resolvent"}"#, false),
+            (r#"{"mechanism": "local"}"#, true),
+            (r#"{"mechanism": "local", "sinks": 1}"#, false),
+            (r#"{"mechanism": "cosine"}"#, true),
+            (r#"{"mechanism": "fna"}"#, true),
+            (r#"{"mechanism": "fna", "norm_exponent": 1.0}"#, false),
+            (r#"{"mechanism": "composed", "score": "levy"}"#, true),
+            (r#"{"mechanism": "infsa"}"#, true),
+            (r#"{"mechanism": "infsa-resolvent"}"#, true),
+            // Rows of affinities, which have no logarithm, are divided already.
+            (r#"{"mechanism": "composed", "score": "dot-relu"}"#, false),
+            (r#"{"mechanism": "relu"}"#, true),
+            (r#"{"mechanism": "relu", "structure": {"kind": "dense", "window": 3}}"#, false),
+            (r#"{"mechanism": "sigmoid"}"#, true),
+            (r#"{"mechanism": "sigmoid", "structure": {"kind": "dense", "window": 3}}"#, false),
+            (r#"{"mechanism": "sigmoid", "offset": -1.0, "structure": {"kind": "dense", "window": 3}}"#, true),
+            (r#"{"mechanism": "soft"}"#, true),
+            (r#"{"mechanism": "soft", "value_conv": 3}"#, false),
+            (r#"{"mechanism": "soft-pp"}"#, true),
+            (r#"{"mechanism": "laplacian"}"#, false),
+            (r#"{"mechanism": "nystromformer"}"#, false),
+            (r#"{"mechanism": "ssa"}"#, false),
+            (r#"{"mechanism": "uniform"}"#, false),
+        ] {
+            assert_eq!(kernel_transposes(&Mechanism::from_json(json).unwrap()), transposes, "{json}");
+        }
+    }
+
+    /// What is held of `ssa` is held of the same values by another name.
+    #[test]
+    fn sparse_entries_are_held() {
+        let (n, dim) = (64, 4);
+        let of = |seed: usize| -> Vec<f32> { (0..n * dim).map(|i| ((i * seed) as f32).sin()).collect() };
+        let (q, k) = (of(3), of(7));
+        for (json, held) in [
+            (r#"{"mechanism": "ssa"}"#, true),
+            (r#"{"mechanism": "composed", "structure": "clustered"}"#, true),
+            (r#"{"mechanism": "ssa", "estimator": "centroid"}"#, false),
+            (r#"{"mechanism": "ssa", "score": "cosine-exp"}"#, false),
+            (r#"{"mechanism": "routed"}"#, false),
+        ] {
+            let made = StreamedReversible::new(&Mechanism::from_json(json).unwrap(), n, &q, Some(&k)).unwrap();
+            assert_eq!(matches!(made.products, Products::Stored(_)), held, "{json}");
         }
     }
 }

@@ -15,7 +15,7 @@ use rayon::prelude::*;
 
 pub use self::paged::{PagedCache, SequenceId};
 use self::{
-    reach::keeps_rows,
+    reach::{keeps_rows, sums_over_rows},
     rows::{BucketTable, Queries, Rows},
     store::Store,
     support::{check_support, largest, map_of, new_tokens, store_of},
@@ -253,7 +253,7 @@ impl Cache {
     /// As [`Cache::step_masked`].
     pub fn append_masked(&mut self, inputs: &Inputs<'_, f32>, mask: &Mask<'_>) -> Result<()> {
         let tokens = self.take("append", inputs, mask, None)?;
-        if let Mechanism::Infsa(_) = self.mechanism {
+        if sums_over_rows(&self.mechanism) {
             let mut rows = vec![0.0; tokens.new * self.token.out_len()];
             self.attend(&tokens, Some(&mut rows));
         } else {

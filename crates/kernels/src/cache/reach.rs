@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use crate::{
     Mechanism,
-    mechanism::{Normalisation, Series, Structure},
+    mechanism::{Dense, Normalisation, Series, Structure},
 };
 
 /// Sums over keys are f32 from one multiple of it to the next, and f64 from there on: pieces of a past that break at multiples alone give
@@ -30,18 +30,8 @@ pub(super) struct Slots {
 
 impl Reach {
     pub fn of(mechanism: &Mechanism) -> Self {
-        let dense = match mechanism {
-            Mechanism::Composed(m) => {
-                if let Structure::Dense(dense) = &m.structure {
-                    Some(dense)
-                } else {
-                    None
-                }
-            }
-            _ => None,
-        };
-        let window = dense.and_then(|dense| dense.window);
-        Self { window, sinks: dense.filter(|_| window.is_some()).map_or(0, |dense| dense.sinks) }
+        let Dense { window, sinks } = mechanism.window();
+        Self { window, sinks: window.map_or(0, |_| sinks) }
     }
 
     /// The positions that the query at one of them sees.
@@ -98,6 +88,11 @@ pub(super) fn keeps_rows(mechanism: &Mechanism) -> bool {
         Mechanism::Composed(m) => matches!(m.structure, Structure::Dense(_)) && m.is_row_local(),
         _ => false,
     }
+}
+
+/// Whether rows are divided by a norm of those so far, so that no row can be left out.
+pub(super) fn sums_over_rows(mechanism: &Mechanism) -> bool {
+    matches!(mechanism.values().normalisation, Normalisation::Frobenius(_))
 }
 
 /// Why a dense composition that does not keep its rows cannot.

@@ -86,7 +86,7 @@ impl<'a> LandmarkHop<'a> {
 
     /// Room for the gradient of every parameter but the decay.
     fn rooms(&self) -> Vec<(Parameter, Vec<f32>)> {
-        let mechanism = crate::Mechanism::Composed(Box::new(self.m.clone()));
+        let mechanism = crate::Mechanism::from(self.m.clone());
         let all = self.m.parameters().into_iter().filter(|&p| p != Parameter::Gamma);
         all.map(|p| (p, vec![0.0; mechanism.parameter_len(p, &self.call.shape)])).collect()
     }

@@ -106,6 +106,12 @@ impl Mechanism {
         }
     }
 
+    /// Whether it is part of what the preset is that keys are the queries, or are not: `uniform` reads neither, `ssa` both, `soft` and
+    /// `soft-pp` one of them.
+    pub const fn fixes_tying(&self) -> bool {
+        matches!(self, Self::Uniform(_) | Self::Ssa(_) | Self::Soft(_) | Self::SoftPp(_))
+    }
+
     /// The same with queries that see no later key, or with ones that see all.
     #[must_use]
     pub fn with_causal(self, causal: bool) -> Self {

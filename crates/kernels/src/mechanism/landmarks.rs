@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::{Mechanism, Structure};
+use super::{Composed, Dense, Mechanism, Normalisation, Row, Soft, Structure, Symmetric};
 use crate::Shape;
 
 /// Where the landmarks come from; tagged by `kind` in JSON: `{"kind": "pool", "ratio": 4}`. A window is `ratio` tokens of
@@ -233,6 +233,29 @@ impl Mechanism {
             *own = Some(grid);
         }
         self
+    }
+
+    /// The same kernel of every pair, where landmarks stand for tokens; a mechanism without landmarks, and a composition that filters its
+    /// values, as it is.
+    #[must_use]
+    pub fn without_landmarks(self) -> Self {
+        let all = |m: Soft| m.with_landmarks(Landmarks::All).with_landmark_act(false);
+        match self {
+            Self::Soft(m) => Self::Soft(all(m)),
+            Self::SoftPp(m) => Self::SoftPp(all(m)),
+            Self::Laplacian(m) => m.exact().into(),
+            Self::Composed(m) if matches!(&m.structure, Structure::Nystrom(own) if own.value_conv == 0) => {
+                let normalisation = match m.normalisation {
+                    // Each of the factors is softmax, as the whole is.
+                    Normalisation::Factors(_) => Row::default().into(),
+                    // Degrees of landmarks are those of all tokens.
+                    Normalisation::Symmetric(_) => Symmetric::default().into(),
+                    other => other,
+                };
+                Composed { structure: Dense::default().into(), normalisation, name: None, ..*m }.into()
+            }
+            other => other,
+        }
     }
 
     /// How many landmarks a head of sizes `shape` has, where tokens attend through landmarks; masks may leave some of them out. 0 for

@@ -189,6 +189,17 @@ impl Mechanism {
         self
     }
 
+    /// The same mechanism with so many combinations of all keys standing for these, where the structure is [`Structure::Projected`].
+    #[must_use]
+    pub fn with_projected(mut self, count: usize) -> Self {
+        if let Self::Composed(m) = &mut self
+            && let Structure::Projected(m) = &mut m.structure
+        {
+            m.count = count;
+        }
+        self
+    }
+
     /// The same mechanism with another seed for what it draws: landmarks, clusters and sampled edges, random features, maps.
     #[must_use]
     pub fn with_seed(mut self, number: u64) -> Self {
@@ -234,11 +245,7 @@ impl Mechanism {
 
     /// The clusters of what is softmax over these: of `ssa` and of compositions that are the same.
     pub(crate) fn softmax_over_clusters(&self) -> Option<Ssa> {
-        match self {
-            Self::Ssa(m) => Some(m.clone()),
-            Self::Composed(m) => m.ssa(),
-            _ => None,
-        }
+        self.values().ssa()
     }
 
     /// [`Mechanism::clustering`], or a refusal.
@@ -266,6 +273,12 @@ impl Mechanism {
     /// Whether one mask is for queries and keys alike.
     pub const fn masks_tokens_once(&self) -> bool {
         matches!(self, Self::Soft(_) | Self::SoftPp(_))
+    }
+
+    /// Whether each row depends on its own query alone, and on the keys that this sees.
+    pub fn is_row_local(&self) -> bool {
+        // What has one map for queries and keys has neither a causal form nor one for other keys.
+        self.projections() == 1 || !self.masks_tokens_once() && self.values().is_row_local()
     }
 
     /// How many rows of a token it reads, of queries, keys and values: all three, two where the keys are the queries, and values alone

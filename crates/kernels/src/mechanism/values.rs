@@ -86,9 +86,7 @@ impl Composed {
             {
                 Mechanism::Uniform(Uniform { causal })
             }
-            (Score::Levy(_) | Score::Student(_), Structure::Dense(_), Normalisation::Row(row)) if once => {
-                Mechanism::Fna(Fna { tied, causal, norm_exponent: row.density_exponent, ..score.as_fna() })
-            }
+            (Score::Levy(_) | Score::Student(_), ..) => Mechanism::Fna(self.fna()?),
             (_, Structure::Dense(_), Normalisation::Frobenius(m)) => {
                 let (activation, scale) = score.activation()?;
                 self.infsa(Infsa { gamma: series.gamma(), activation, scale, eps: m.eps, tied, causal })?
@@ -114,8 +112,23 @@ impl Composed {
         })
     }
 
+    /// The fields of [`Fna`], of values that are one hop over every pair, weighed by a power law of its distance, rows normalised.
+    pub fn fna(&self) -> Option<Fna> {
+        let Self { score, structure, normalisation, series, bias: None, tied, causal, .. } = self else { return None };
+        let every_pair = matches!(structure, Structure::Dense(Dense { window: None, .. }));
+        match (score, normalisation) {
+            (Score::Levy(_) | Score::Student(_), Normalisation::Row(row))
+                if every_pair && *series == Series::default() =>
+            {
+                let (tied, causal, norm_exponent) = (*tied, *causal, row.density_exponent);
+                Some(Fna { tied, causal, norm_exponent, ..score.as_fna() })
+            }
+            _ => None,
+        }
+    }
+
     /// How tokens are clustered, of values that are softmax over a clustered graph.
-    pub(crate) fn ssa(&self) -> Option<Ssa> {
+    pub fn ssa(&self) -> Option<Ssa> {
         let Self { score, structure, normalisation, series, bias: None, tied: false, causal, .. } = self else {
             return None;
         };

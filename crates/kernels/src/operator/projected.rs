@@ -61,8 +61,8 @@ fn with_projections(dense: Plan, m: &Projected, shape: &Shape) -> Plan {
 
 /// The operator over the pairs of queries and projected keys, where the structure is one of projections.
 pub(super) fn over(mechanism: &Mechanism, shape: &Shape, plan: &Plan) -> Result<Option<Box<Operator>>> {
-    let Mechanism::Composed(m) = mechanism else { return Ok(None) };
-    let Some((projected, over)) = m.over_projections().filter(|_| plan.strategy == Strategy::Fused) else {
+    let values = mechanism.values();
+    let Some((projected, over)) = values.over_projections().filter(|_| plan.strategy == Strategy::Fused) else {
         return Ok(None);
     };
     Operator::new(&over.into(), over_shape(projected, shape), false, Strategy::Fused).map(|op| Some(Box::new(op)))

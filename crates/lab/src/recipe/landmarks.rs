@@ -2,7 +2,7 @@
 
 use resolvent_kernels::{
     Mechanism,
-    mechanism::{Landmarks, PoolWindows, Structure},
+    mechanism::{Landmarks, PoolWindows},
 };
 
 /// The most windows a side: the papers have 49 landmarks.
@@ -10,22 +10,19 @@ const MOST: usize = 7;
 
 /// A preset with nothing but its defaults, with pooled landmarks whose number suits tokens on `grid`: one for 2 x 2 of them, two a
 /// side at least where there are as many tokens, seven at most. The default windows of 4 x 4 or 8 x 8 tokens make a single landmark
-/// of a small grid, which leaves little of the mechanism. As many projected keys stand for a grid's tokens. Any other mechanism is as it
-/// was.
+/// of a small grid, which leaves little of the mechanism. As many projected keys stand for a grid's tokens. A preset with a number of
+/// landmarks of its own (`nystromformer`), and any other mechanism, is as it was.
 pub fn with_landmarks_for(mechanism: Mechanism, grid: [usize; 2]) -> Mechanism {
     let [rows, columns] = grid.map(|side| side.div_ceil(2).max(2).min(side).clamp(1, MOST));
     let suited = Landmarks::Pool(PoolWindows::Count(rows * columns));
     let default = Mechanism::preset(mechanism.id()).is_ok_and(|preset| preset == mechanism);
-    match mechanism {
-        Mechanism::Composed(mut m) if default => {
-            if let Structure::Projected(m) = &mut m.structure {
-                m.count = rows * columns;
-            }
-            Mechanism::Composed(m)
-        }
-        other if default => other.with_landmarks(|_| suited),
-        other => other,
+    if !default {
+        return mechanism;
     }
+    mechanism.with_projected(rows * columns).with_landmarks(|own| match own {
+        Landmarks::Pool(PoolWindows::Count(_)) => own,
+        _ => suited,
+    })
 }
 
 #[cfg(test)]

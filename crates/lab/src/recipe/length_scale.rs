@@ -3,14 +3,14 @@
 
 use resolvent_kernels::{
     Mechanism,
-    mechanism::{Kappa, KappaRule, Manifold, Score},
+    mechanism::{Kappa, KappaRule, Manifold},
 };
 
 use super::{Layer, ModelRecipe, Recipe};
 
 /// `mechanism` with its length scale by `rule`, where it measures distances on the plane and names no length scale.
 pub fn with_length_scale(mut mechanism: Mechanism, rule: KappaRule) -> Mechanism {
-    if let Some((kappa @ None, Manifold::Euclidean)) = length_scale(&mut mechanism) {
+    if let Some((kappa @ None, Manifold::Euclidean)) = mechanism.length_scale_mut() {
         *kappa = Some(Kappa::Rule(rule));
     }
     mechanism
@@ -27,19 +27,8 @@ pub const fn rule_name(rule: KappaRule) -> &'static str {
 
 /// The rule that gives `mechanism` its length scale, where it has been named.
 pub fn length_scale_rule(mechanism: &Mechanism) -> Option<KappaRule> {
-    match length_scale(&mut mechanism.clone()) {
+    match mechanism.clone().length_scale_mut() {
         Some((Some(Kappa::Rule(rule)), _)) => Some(*rule),
-        _ => None,
-    }
-}
-
-fn length_scale(mechanism: &mut Mechanism) -> Option<(&mut Option<Kappa>, Manifold)> {
-    match mechanism {
-        Mechanism::Fna(m) => Some((&mut m.kappa, m.manifold)),
-        Mechanism::Composed(m) => match &mut m.score {
-            Score::Levy(m) | Score::Student(m) => Some((&mut m.kappa, m.manifold)),
-            _ => None,
-        },
         _ => None,
     }
 }

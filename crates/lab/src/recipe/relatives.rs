@@ -20,7 +20,7 @@ pub fn with_settings_of(own: Option<&Mechanism>, mechanism: Mechanism) -> Mechan
             Mechanism::SoftPp(own.clone().with_degree(preset.degree))
         }
         (Some(Mechanism::SoftPp(own)), Mechanism::Soft(_)) => Mechanism::Soft(own.clone().with_degree(None)),
-        (Some(Mechanism::Laplacian(own)), Mechanism::LaplacianExact(_)) => Mechanism::LaplacianExact(own.exact()),
+        (Some(own @ Mechanism::Laplacian(_)), Mechanism::LaplacianExact(_)) => own.clone().without_landmarks(),
         (Some(own), _) if own.id() == mechanism.id() => own.clone(),
         _ => mechanism,
     }

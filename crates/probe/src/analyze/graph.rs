@@ -93,13 +93,15 @@ pub fn diagnose(
     }
     let stored = Stored::new(&operator)?;
     let made = diagnose_stored(mechanism, &stored, &mut report, baseline, head, options);
-    if let (Mechanism::Ssa(ssa), Some(plan), Some(baseline)) = (mechanism, operator.clusters(), baseline) {
-        clusters(ssa, head, plan, baseline, &mut report, options.full);
+    let values = mechanism.values();
+    let ssa = values.ssa().filter(|ssa| !ssa.routes_queries());
+    if let (Some(ssa), Some(plan), Some(baseline)) = (ssa, operator.clusters(), baseline) {
+        clusters(&ssa, head, plan, baseline, &mut report, options.full);
     }
     let found = landmarks(mechanism, head, options.full);
     report.landmarks = note(&mut report.notes, found).flatten();
-    if let (Mechanism::Fna(fna), Some(baseline)) = (mechanism, baseline) {
-        match note(&mut report.notes, matched_kappa(fna, head, baseline.sharpness)) {
+    if let (Some(fna), Some(baseline)) = (values.fna(), baseline) {
+        match note(&mut report.notes, matched_kappa(&fna, head, baseline.sharpness)) {
             Some(Ok(kappa)) => report.matched_kappa = Some(kappa),
             Some(Err(why)) => remark(&mut report.notes, why.into()),
             None => {}

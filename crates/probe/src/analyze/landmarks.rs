@@ -6,8 +6,8 @@ use resolvent_graph::{
     symmetric_eigen,
 };
 use resolvent_kernels::{
-    Mechanism,
-    mechanism::{Inverse, Landmarks, NewtonInit},
+    Mechanism, Parameter,
+    mechanism::{Composed, Inverse, Landmarks, NewtonInit, Normalisation, Nystrom, Score, Structure},
 };
 use serde::Serialize;
 
@@ -50,18 +50,20 @@ impl Pooled {
         let newton = |inverse: Inverse, steps: usize, init: Option<NewtonInit>| {
             (inverse == Inverse::NewtonSchulz).then_some(Newton { steps, init })
         };
-        let (kernel, landmarks, grid, ridge, newton) = match mechanism {
-            Mechanism::Soft(m) | Mechanism::SoftPp(m) if !m.landmark_act => {
-                let kernel = Kernel::Gaussian { scale: m.scale_for(head_dim) };
-                (kernel, m.landmarks, m.grid, m.ridge, newton(m.inverse, m.newton_iterations, Some(m.newton_init)))
-            }
-            Mechanism::Laplacian(m) => {
-                let kernel = Kernel::Laplacian { lambda: m.lambda };
-                (kernel, m.landmarks, m.grid, m.ridge, newton(m.inverse, m.newton_iterations, None))
-            }
+        let Composed { score, structure: Structure::Nystrom(m), normalisation, .. } = mechanism.values() else {
+            return None;
+        };
+        let kernel = match score {
+            Score::Gaussian(_) => Kernel::Gaussian { scale: score.value(Parameter::Scale, head_dim, 1) },
+            Score::Laplacian(m) => Kernel::Laplacian { lambda: m.lambda },
             _ => return None,
         };
-        matches!(landmarks, Landmarks::Pool(_)).then_some(Self { kernel, landmarks, grid, ridge, newton })
+        let Nystrom { landmarks, grid, ridge, .. } = m;
+        let newton = newton(m.inverse, m.newton_iterations, m.newton_init);
+        // What is inverted between factors is another matrix.
+        let one = !matches!(normalisation, Normalisation::Factors(_));
+        let pooled = one && matches!(landmarks, Landmarks::Pool(_)) && !m.landmark_act;
+        pooled.then_some(Self { kernel, landmarks, grid, ridge, newton })
     }
 
     /// The landmarks of `keys [tokens, dim]`: means over windows.

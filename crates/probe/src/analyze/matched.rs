@@ -44,7 +44,7 @@ pub(super) fn matched_kappa(
     let shape = Shape { seq_q: rows.len(), seq_kv: n, value_dim: 1, ..Shape::square(1, 1, n, dim) };
     let values = vec![0.0; n];
     let of = |kappa: f64| -> Result<f64> {
-        let mechanism = Mechanism::Fna(fna.clone().with_kappa(Some(Kappa::Value(kappa))).with_tied(false));
+        let mechanism = Mechanism::from(fna.clone().with_kappa(Some(Kappa::Value(kappa))).with_tied(false));
         let inputs = Inputs { q: &q, k: Some(&k), v: &values, extras: Default::default() };
         let found = reference::forward(&mechanism, &shape, &inputs, &Mask::NONE)?;
         Ok(mean_perplexity(found.weights().chunks(n)))

@@ -32,7 +32,7 @@ use rand::SeedableRng;
 use rand_chacha::ChaCha8Rng;
 use rand_distr::{Distribution, StandardNormal};
 use rayon::prelude::*;
-use resolvent_kernels::{Mechanism, Parameter, Shape, mechanism::Kappa};
+use resolvent_kernels::{Mechanism, Parameter};
 use resolvent_lab::{Error, Result, candidate::Candidate, environment::Environment};
 
 use graph::{Baseline, Head, diagnose};
@@ -259,7 +259,8 @@ fn heads(
     baselines: &[Option<Baseline>],
 ) -> (Vec<HeadResult>, Vec<Option<Baseline>>) {
     let s = sequence.shape;
-    let alone = |head: usize| learned::settled(&alone(mechanism, &s), learned, head);
+    let of_one_head = mechanism.clone().of_one_head(s.head_dim, s.heads);
+    let alone = |head: usize| learned::settled(&of_one_head, learned, head);
     let one = |head: usize| {
         let (output, mean_of_values) = reference.errors(head, &applied.out);
         let comparable = reference.wrong(head).is_none();
@@ -289,14 +290,6 @@ fn heads(
         (HeadResult { layer, sequence, head, name, mechanism, output, comparable, mean_of_values, notes, graph }, made)
     };
     (0..s.heads).into_par_iter().map(one).unzip()
-}
-
-/// The mechanism for one head by itself, which is what it is among the heads of `shape`.
-fn alone(mechanism: &Mechanism, shape: &Shape) -> Mechanism {
-    let Mechanism::Fna(fna) = mechanism else { return mechanism.clone() };
-    let among = fna.resolve(shape.head_dim, shape.heads);
-    let (kappa, intrinsic_dim) = (Some(Kappa::Value(among.kappa)), Some(among.intrinsic_dim));
-    Mechanism::Fna(fna.clone().with_kappa(kappa).with_intrinsic_dim(intrinsic_dim))
 }
 
 /// Writes what was found on one sequence, and keeps its numbers.

@@ -5,10 +5,7 @@ use std::{
     sync::{Arc, atomic::AtomicBool},
 };
 
-use resolvent_kernels::{
-    Mechanism,
-    mechanism::{Estimator, Ssa},
-};
+use resolvent_kernels::{Mechanism, mechanism::Estimator};
 use resolvent_lab::{candidate::Candidate, memory::MemoryProbe};
 
 use super::Learned;
@@ -86,15 +83,11 @@ impl AnalyzeOptions {
 }
 
 /// `ssa` with the means of its clusters in place of sampled tokens, which without training is nearer to softmax; with the settings of
-/// `own` where that is `ssa`, `None` where it has means already.
+/// `own` where that is `ssa`, by whichever values, `None` where it has means already.
 pub fn ssa_with_centroids(own: Option<&Mechanism>) -> Option<Candidate> {
-    let settings = match own {
-        Some(Mechanism::Ssa(own)) => own.clone(),
-        _ => Ssa::default(),
-    };
+    let own = own.and_then(|own| own.values().ssa()).filter(|own| !own.routes_queries());
+    let settings = own.unwrap_or_default();
     let name = "ssa-centroid".into();
-    (settings.estimator != Estimator::Centroid).then(|| Candidate {
-        name,
-        mechanism: Mechanism::Ssa(settings.with_samples(None).with_estimator(Estimator::Centroid)),
-    })
+    (settings.estimator != Estimator::Centroid)
+        .then(|| Candidate { name, mechanism: settings.with_samples(None).with_estimator(Estimator::Centroid).into() })
 }

@@ -4,7 +4,6 @@ use std::time::Instant;
 
 use resolvent_kernels::{
     ClusterPlan, Error, Extras, Inputs, Mask, Mechanism, Operator, Parameter, Scratch, Shape, Strategy,
-    mechanism::Uniform,
 };
 use resolvent_lab::{memory::peak_above, stats::finite_median};
 
@@ -146,7 +145,7 @@ impl Reference {
             Ok::<_, resolvent_kernels::Error>(whole(&operator, out))
         };
         let shape = sequence.shape;
-        let uniform = Mechanism::Uniform(Uniform::default());
+        let uniform = Mechanism::uniform();
         let mean = forward(&uniform, shape, values)?;
         let ones = vec![1.0; shape.heads * shape.seq_kv];
         let sums = forward(mechanism, Shape { value_dim: 1, ..shape }, &ones)?;

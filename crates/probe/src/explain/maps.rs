@@ -9,7 +9,7 @@
 
 use resolvent_kernels::{
     ClusterPlan, ExtraGradients, Extras, Gradients, Inputs, Mask, Mechanism, Operator, Scratch, Shape, Strategy,
-    mechanism::Activation,
+    mechanism::{Normalisation, Structure},
 };
 use resolvent_lab::Result;
 
@@ -191,12 +191,9 @@ impl<'a> LayerAttention<'a> {
 
 /// Whether weights may be negative, so that they cancel in a mean of rows: a centred kernel's mean is even flat.
 fn signed(mechanism: &Mechanism) -> bool {
-    match mechanism {
-        Mechanism::Infsa(m) => m.activation == Activation::Gelu,
-        Mechanism::InfsaResolvent(m) => m.activation == Activation::Gelu,
-        Mechanism::Soft(_) | Mechanism::SoftPp(_) | Mechanism::Laplacian(_) | Mechanism::LaplacianExact(_) => true,
-        _ => false,
-    }
+    let m = mechanism.values();
+    let whitened = matches!(m.normalisation, Normalisation::Whitened(_));
+    !m.score.is_non_negative() || whitened || matches!(m.structure, Structure::Nystrom(_) | Structure::Projected(_))
 }
 
 /// Who asks in the last layer: the class token, the last token where the others are earlier ones, or all tokens alike.

@@ -1,4 +1,4 @@
-//! Centroids of clusters that follow the queries of many sequences: what `ssa` then clusters by, in place of k-means on
+//! Centroids of clusters that follow the queries of many sequences: what mechanisms with clusters then cluster by, in place of k-means on
 //! every sequence. "Spectral Sparse Attention", section 4.2 ("online k-means, updated every 100 steps"). As they come from
 //! earlier passes alone, labels are strictly causal.
 
@@ -28,12 +28,12 @@ impl Default for CodebookConfig {
 }
 
 impl CodebookConfig {
-    /// Checks every field, and that `mechanism`, where it is `ssa`, can have a codebook. Returns how many centroids it has:
-    /// `None` for other mechanisms.
+    /// Checks every field, and that `mechanism`, where it attends along clusters, can have a codebook. Returns how many centroids it
+    /// has: `None` for other mechanisms.
     pub(super) fn validate(&self, mechanism: &Mechanism) -> Result<Option<usize>> {
         field("codebook.every", self.every, (1..=1_000_000).contains(&self.every), "1 to 1000000")?;
         field("codebook.decay", self.decay, (0.0..1.0).contains(&self.decay), "in [0, 1)")?;
-        let Mechanism::Ssa(m) = mechanism else { return Ok(None) };
+        let Some(m) = mechanism.clustering() else { return Ok(None) };
         field("jl_dim", m.jl_dim.unwrap_or(0), m.jl_dim.is_none(), "null with a codebook")?;
         let expected = "a number with a codebook, whose centroids are as many in every sequence";
         field("clusters", "null", m.clusters.is_some(), expected)?;
@@ -107,6 +107,14 @@ impl Codebook {
 }
 
 impl MultiHeadAttention {
+    /// The mechanism's own tensors in self-attention, which has the codebook too.
+    pub(super) fn extras_of_tokens(&self) -> Extras {
+        match &self.codebook {
+            Some(codebook) => self.extras().with_codebook(codebook.values()),
+            None => self.extras(),
+        }
+    }
+
     /// The extras with the codebook as it was before this pass, which it then takes in if it is one of training: `packed
     /// [batch, seq, 3 * d_model]`.
     pub(super) fn with_codebook(
@@ -116,17 +124,19 @@ impl MultiHeadAttention {
         mechanism: &Mechanism,
         mask: &Mask,
     ) -> Extras {
-        let (Some(codebook), Mechanism::Ssa(m)) = (&self.codebook, mechanism) else { return extras };
+        let (Some(codebook), Some(m)) = (&self.codebook, mechanism.clustering()) else { return extras };
         let extras = extras.with_codebook(codebook.values());
         if packed.device().is_autodiff() {
             let width = self.n_heads * self.head_dim();
             let part = |part: usize| self.heads(packed.clone().narrow(2, part * width, width)).detach();
+            // Tied, the queries are the keys.
+            let keys = usize::from(!mechanism.tied());
             let keep = || mask.key.clone();
             let (tokens, keep) = match m.cluster_on {
                 ClusterOn::Queries => (part(0), keep()),
-                ClusterOn::Keys => (part(1), keep()),
+                ClusterOn::Keys => (part(keys), keep()),
                 ClusterOn::Dual => (
-                    Tensor::cat(vec![part(0), part(1)], 2),
+                    Tensor::cat(vec![part(0), part(keys)], 2),
                     keep().map(|keep| Tensor::cat(vec![keep.clone(), keep], 1)),
                 ),
             };

@@ -3,9 +3,14 @@
 use burn::tensor::{Bool, DType, Int, Tensor, TensorData};
 use resolvent_kernels::{self as kernels, Cache, Parameter};
 
-use super::{MultiHeadAttention, config::with_tied, input::present};
+use super::{
+    MultiHeadAttention,
+    config::{clusters_a_span, reads_values_alone, with_tied},
+    input::present,
+};
 use crate::{
     Error, Inputs, Mask, Mechanism, Result, Strategy, attend,
+    mechanism::Normalisation,
     ops::{is_flex, merge_heads},
     ternary::host,
 };
@@ -85,10 +90,8 @@ impl Past {
 /// [`Error::Mechanism`] saying why not.
 pub fn check_row_local(mechanism: &Mechanism) -> Result<()> {
     let why = match mechanism {
-        Mechanism::Softmax(_) | Mechanism::Uniform(_) => return Ok(()),
-        Mechanism::Fna(m) if m.norm_exponent == 0.0 => return Ok(()),
-        Mechanism::Composed(m) if m.is_row_local() => return Ok(()),
-        Mechanism::Fna(_) => "norm_exponent mixes the degrees of other rows in; set it to 0",
+        _ if mechanism.is_row_local() => return Ok(()),
+        _ if mechanism.values().fna().is_some() => "norm_exponent mixes the degrees of other rows in; set it to 0",
         _ => "its rows depend on other queries, which a decoder has not written yet; use softmax, fna or uniform",
     };
     Err(Error::Mechanism(kernels::Error::Unsupported { mechanism: mechanism.id(), what: "a decoder", why }))
@@ -150,7 +153,7 @@ impl MultiHeadAttention {
         }
         let capacity = match (&self.mechanism, self.causal_span) {
             // How many clusters there are must not depend on how many tokens there are so far.
-            (Mechanism::Ssa(_), span) => span?,
+            (mechanism, span) if clusters_a_span(mechanism) => span?,
             (_, span) => span.unwrap_or(seq),
         };
         let dim = self.head_dim();
@@ -184,8 +187,8 @@ impl MultiHeadAttention {
         let extras = codebook.iter().fold(extras, |extras, codebook| extras.with_codebook(codebook));
         let inputs = kernels::Inputs { q: &q, k: k.as_deref(), v: &v, extras };
         let prompt = cache.is_empty() && seq > 1;
-        // The norm of `infsa` is a sum over rows, which the cache has to go through anyway.
-        if prompt && !matches!(self.mechanism, Mechanism::Infsa(_)) {
+        // A norm is a sum over rows, which the cache has to go through anyway.
+        if prompt && !matches!(self.mechanism.values().normalisation, Normalisation::Frobenius(_)) {
             cache.append(&inputs)?;
             return self.attend_projected(packed, None, &self.mechanism, self.extras(), &Mask::causal());
         }
@@ -208,7 +211,7 @@ impl MultiHeadAttention {
             1 => Inputs::new(self.heads(self.shared(packed)), part(0), part(0)),
             _ => Inputs::new(self.heads(packed.narrow(2, 0, d_model)), part(0), part(1)),
         };
-        inputs.extras = self.extras();
+        inputs.extras = self.extras_of_tokens();
         // Tied, one projection makes queries and keys, but of different tokens.
         let mechanism = with_tied(self.mechanism.clone(), false);
         Ok(merge_heads(attend(&inputs, &mechanism, &Mask::causal(), self.strategy)?.out))
@@ -218,9 +221,10 @@ impl MultiHeadAttention {
     pub fn key_values(&self, tokens: Tensor<3>) -> KeyValues {
         let parts = self.mechanism.projections();
         let values = self.project_part(tokens.clone(), parts - 1);
-        let keys = match &self.mechanism {
-            Mechanism::Uniform(_) => values.clone(),
-            mechanism => self.project_part(tokens, usize::from(!mechanism.tied())),
+        let keys = if reads_values_alone(&self.mechanism) {
+            values.clone()
+        } else {
+            self.project_part(tokens, usize::from(!self.mechanism.tied()))
         };
         KeyValues { keys, values }
     }
@@ -240,11 +244,8 @@ impl MultiHeadAttention {
         self.check_one_mechanism()?;
         check_row_local(&self.mechanism)?;
         self.check_cross(&self.mechanism)?;
-        let q = match &self.mechanism {
-            // Only the shapes are read.
-            Mechanism::Uniform(_) => self.heads(query),
-            _ => self.heads(self.project_part(query, 0)),
-        };
+        // Of `uniform` only the shapes are read.
+        let q = self.heads(if reads_values_alone(&self.mechanism) { query } else { self.project_part(query, 0) });
         let whole = |x: &Tensor<3>| self.heads(self.shared(x.clone()));
         let mut inputs = Inputs::new(q, whole(&source.keys), whole(&source.values));
         inputs.extras = self.extras();

@@ -7,7 +7,11 @@ use burn::{
 };
 use resolvent_kernels as kernels;
 
-use super::{MhaInput, MultiHeadAttention, MultiHeadAttentionConfig, config::with_tied, field};
+use super::{
+    MhaInput, MultiHeadAttention, MultiHeadAttentionConfig,
+    config::{clusters_a_span, with_tied},
+    field,
+};
 use crate::{Mechanism, Result, attend, ops::split_heads};
 
 impl MultiHeadAttention {
@@ -57,12 +61,9 @@ impl MultiHeadAttention {
         self.check(&input)?;
         input.recognise_causal(&self.mechanism)?;
         field("sequences", "several", input.sequences.is_none(), "one sequence for weights")?;
-        let spanned = self.causal_span.filter(|_| matches!(self.mechanism, Mechanism::Ssa(_)));
+        let spanned = self.causal_span.filter(|_| clusters_a_span(&self.mechanism));
         field("causal_span", spanned.unwrap_or(0), spanned.is_none(), "null for weights")?;
-        let extras = match &self.codebook {
-            Some(codebook) => self.extras().with_codebook(codebook.values()),
-            None => self.extras(),
-        };
+        let extras = if input.memory.is_none() { self.extras_of_tokens() } else { self.extras() };
         let mask = input.mask();
         let (mechanism, extras) = input.hide_pairs(self.called(&input), extras)?;
         let (mut inputs, mechanism) = match input.memory {

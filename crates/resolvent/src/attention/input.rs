@@ -82,7 +82,7 @@ impl MhaInput {
         self
     }
 
-    /// Uses one plan of clusters with the other layers that are given the same `clusters`, for self-attention by `ssa`.
+    /// Uses one plan of clusters with the other layers that are given the same `clusters`, for self-attention along clusters.
     pub fn share_clusters(mut self, clusters: SharedClusters) -> Self {
         self.clusters = Some(clusters);
         self

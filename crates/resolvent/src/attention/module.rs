@@ -10,7 +10,7 @@ use resolvent_kernels::{self as kernels, Dropout};
 use super::{
     BiasTable, Codebook, HeadGroup, LandmarkParameters, Learned, MhaInput, MhaOutput, Observed, Observer,
     OrthogonalMaps, ValueFilter,
-    config::{field, with_tied},
+    config::{clusters_a_span, field, reads_values_alone, with_tied},
     landmarks::{drawn_seed, redrawn},
     rotary::rotate,
     sharing::{lengthened, lengthened_mask},
@@ -90,7 +90,7 @@ pub struct MultiHeadAttention {
     /// Where the rounded weights are kept between calls that do not learn: those of this module, and of the MLP beside it.
     #[module(skip)]
     pub packed: Packed,
-    /// Tokens over which a causal `ssa` makes its clusters: see [`super::ClusterConfig::causal_span`].
+    /// Tokens over which a causal call makes its clusters: see [`super::ClusterConfig::causal_span`].
     pub causal_span: Option<usize>,
     /// Height and width of the tokens' grid, where a call gives no other; `None`: a sequence.
     #[module(skip)]
@@ -230,13 +230,12 @@ impl MultiHeadAttention {
         self.check_cross(mechanism)?;
         let project = |x, part| self.heads(self.project_part(x, part));
         let v = project(value, mechanism.projections() - 1);
-        Ok(match mechanism {
+        Ok(if reads_values_alone(mechanism) {
             // Only the shapes of queries and keys are read.
-            Mechanism::Uniform(_) => Inputs::new(self.heads(query), v.clone(), v),
-            _ => {
-                let k = project(key, usize::from(!mechanism.tied()));
-                Inputs::new(self.heads(self.project_part(query, 0)), k, v)
-            }
+            Inputs::new(self.heads(query), v.clone(), v)
+        } else {
+            let k = project(key, usize::from(!mechanism.tied()));
+            Inputs::new(self.heads(self.project_part(query, 0)), k, v)
         })
     }
 
@@ -301,7 +300,10 @@ impl MultiHeadAttention {
             return self.attend_by_head(packed, &extras, mask);
         }
         let [_, seq, width] = packed.dims();
-        if let (Some(span), Mechanism::Ssa(_), true) = (self.causal_span, mechanism, causal) {
+        if let Some(span) = self.causal_span
+            && causal
+            && clusters_a_span(mechanism)
+        {
             field("seq", seq, seq <= span, "at most `causal_span`")?;
             let (packed, mask) = (lengthened(packed, span), lengthened_mask(mask, span));
             let projected = Projected { packed, ..projected };
@@ -326,7 +328,7 @@ impl MultiHeadAttention {
     /// What is defined on a sequence's own tokens alone.
     pub(super) fn check_cross(&self, mechanism: &Mechanism) -> Result<()> {
         let why = match mechanism {
-            Mechanism::Soft(_) | Mechanism::SoftPp(_) => "queries are keys here: it makes the kernel a Gram matrix",
+            _ if mechanism.masks_tokens_once() => "queries are keys here: it makes the kernel a Gram matrix",
             _ if self.rotary => "rotary positions are those of one sequence",
             _ if self.value_filter.is_some() => "the filter over the values adds them to the tokens that they are of",
             _ => return Ok(()),

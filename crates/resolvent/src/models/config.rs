@@ -82,7 +82,7 @@ pub struct VitConfig {
     /// Stochastic depth of the last block; it rises linearly from 0 at the first. Default 0.
     #[serde(default)]
     pub drop_path: f64,
-    /// Centroids for `ssa` that follow the tokens. Default null.
+    /// Centroids of clusters that follow the tokens, where the mechanism has clusters. Default null.
     #[serde(default)]
     pub codebook: Option<CodebookConfig>,
     /// Blocks in turn that use one plan of clusters, that of the first of them. Default 1.

@@ -12,7 +12,7 @@ use blocks::Blocks;
 use sequence::{PagedHead, Sequence};
 
 use super::{
-    reach::{CHUNK, Reach, keeps_rows},
+    reach::{CHUNK, Reach, keeps_rows, sums_over_rows},
     rows::{BucketTable, Queries, Rows},
     support::{check_support, kept_dims, largest, map_of, new_tokens},
     tokens::Tokens,
@@ -228,7 +228,7 @@ impl PagedCache {
     /// As [`PagedCache::step`].
     pub fn append(&mut self, sequences: &[SequenceId], inputs: &Inputs<'_, f32>) -> Result<()> {
         let tokens = self.take("append", sequences, inputs, None)?;
-        if let Mechanism::Infsa(_) = self.mechanism {
+        if sums_over_rows(&self.mechanism) {
             let mut rows = vec![0.0; sequences.len() * tokens.new * self.token.out_len()];
             self.attend(sequences, &tokens, Some(&mut rows));
         } else {

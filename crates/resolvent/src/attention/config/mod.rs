@@ -9,7 +9,7 @@ use burn::{
 use serde::{Deserialize, Serialize};
 
 use super::{CodebookConfig, Trained, ValueConv};
-use crate::{Error, Mechanism, Precision, Strategy};
+use crate::{Error, Mechanism, Precision, Strategy, mechanism::Bias};
 
 mod build;
 mod check;
@@ -47,7 +47,7 @@ pub struct MultiHeadAttentionConfig {
     /// Where tokens are.
     #[serde(flatten)]
     pub positions: PositionConfig,
-    /// The clusters of `ssa`.
+    /// The clusters of `ssa` and of compositions on clusters.
     #[serde(flatten)]
     pub clusters: ClusterConfig,
     /// Dropout.
@@ -143,15 +143,16 @@ pub struct PositionConfig {
     pub value_conv: ValueConv,
 }
 
-/// The clusters of a [`MultiHeadAttentionConfig`] with `ssa`; without effect for other mechanisms.
+/// The clusters of a [`MultiHeadAttentionConfig`] whose mechanism attends along clusters, as `ssa` and compositions do; without effect
+/// for others.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct ClusterConfig {
-    /// Tokens over which a causal `ssa` makes its clusters: their number and size follow from it and no longer from the
-    /// length of the call, which may not be more, so that a token's output is the same however many follow. Default `None`:
-    /// the length of the call.
+    /// Tokens over which a causal call makes its clusters (`routed` makes them of segments of a fixed length): their number and size
+    /// follow from it and no longer from the length of the call, which may not be more, so that a token's output is the same however
+    /// many follow. Default `None`: the length of the call.
     pub causal_span: Option<usize>,
-    /// Centroids that `ssa` clusters by, which follow the tokens of the training passes. Default `None`: every call makes its own
+    /// Centroids of the clusters, which follow the tokens of the training passes. Default `None`: every call makes its own
     /// clusters. Self-attention alone.
     pub codebook: Option<CodebookConfig>,
 }
@@ -249,10 +250,19 @@ builders! {
 
 /// The mechanism, tied or not; presets that are only one of the two stay what they are.
 pub(in crate::attention) fn with_tied(mechanism: Mechanism, tied: bool) -> Mechanism {
-    match mechanism {
-        Mechanism::Uniform(_) | Mechanism::Ssa(_) | Mechanism::Soft(_) | Mechanism::SoftPp(_) => mechanism,
-        free => free.with_tied(tied),
-    }
+    if mechanism.fixes_tying() { mechanism } else { mechanism.with_tied(tied) }
+}
+
+/// Whether it is a preset whose queries and keys are not read, and not projected.
+pub(in crate::attention) const fn reads_values_alone(mechanism: &Mechanism) -> bool {
+    mechanism.projections() == 1
+}
+
+/// Whether a causal call clusters all its tokens at once, so that how many clusters there are depends on how many tokens, and may be made
+/// longer. Clusters that queries choose are of segments of a fixed length, and a bias by pair is of the call's own.
+pub(in crate::attention) fn clusters_a_span(mechanism: &Mechanism) -> bool {
+    let any_length = matches!(mechanism.bias(), None | Some(Bias::Alibi(_) | Bias::Buckets(_)));
+    any_length && mechanism.clustering().is_some_and(|clusters| !clusters.routes_queries())
 }
 
 /// An error naming `field` unless `ok`.

@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 use crate::{
     Error, Mechanism, Parameter, Precision, Result, Strategy,
     attention::{MultiHeadAttentionConfig, Trained, ValueConv, field},
-    mechanism::{Landmarks, PoolWindows, Soft},
+    mechanism::{Landmarks, PoolWindows},
     models::{
         Activation, NormOrder, Pool,
         block::{BlockConfig, drop_path_at},
@@ -272,20 +272,16 @@ fn pooled_count(mechanism: &Mechanism) -> Option<usize> {
 
 /// The mechanism with `count` windows, or with windows of `ratio`, or, for a ratio of 1, without landmarks.
 fn with_windows(mechanism: Mechanism, ratio: usize, count: Option<usize>) -> Mechanism {
-    let whole = ratio == 1 && count.is_none();
-    let all = |m: Soft| m.with_landmarks(Landmarks::All).with_landmark_act(false);
-    match mechanism {
-        Mechanism::Soft(m) if whole => Mechanism::Soft(all(m)),
-        Mechanism::SoftPp(m) if whole => Mechanism::SoftPp(all(m)),
-        Mechanism::Laplacian(m) if whole => Mechanism::LaplacianExact(m.exact()),
-        other => other.with_landmarks(|landmarks| match (landmarks, count) {
-            (Landmarks::Pool(_) | Landmarks::Conv { .. } | Landmarks::Stride { .. }, Some(count)) => {
-                Landmarks::Pool(PoolWindows::Count(count))
-            }
-            (Landmarks::Pool(_), None) => Landmarks::Pool(PoolWindows::Ratio(ratio)),
-            (Landmarks::Conv { .. }, None) => Landmarks::Conv { ratio },
-            (Landmarks::Stride { .. }, None) => Landmarks::Stride { ratio },
-            (counted, _) => counted,
-        }),
+    if ratio == 1 && count.is_none() {
+        return mechanism.without_landmarks();
     }
+    mechanism.with_landmarks(|landmarks| match (landmarks, count) {
+        (Landmarks::Pool(_) | Landmarks::Conv { .. } | Landmarks::Stride { .. }, Some(count)) => {
+            Landmarks::Pool(PoolWindows::Count(count))
+        }
+        (Landmarks::Pool(_), None) => Landmarks::Pool(PoolWindows::Ratio(ratio)),
+        (Landmarks::Conv { .. }, None) => Landmarks::Conv { ratio },
+        (Landmarks::Stride { .. }, None) => Landmarks::Stride { ratio },
+        (counted, _) => counted,
+    })
 }

@@ -4,7 +4,7 @@ use super::{EmbeddingKind, Positions, PyramidConfig, StageConfig};
 use crate::{
     Error, Mechanism, Precision, Result, Strategy,
     attention::ValueConv,
-    mechanism::{Laplacian, Soft, Softmax, WeightScale},
+    mechanism::{Laplacian, Soft, WeightScale},
     models::{NormOrder, Pool},
 };
 
@@ -128,7 +128,7 @@ fn soft(widths: [usize; 4], depths: [usize; 4]) -> PyramidConfig {
 fn soft_code(widths: [usize; 4], depths: [usize; 4]) -> PyramidConfig {
     let mut base = soft(widths, depths);
     base.stages[..3].iter_mut().for_each(|stage| stage.norm = NormOrder::Post);
-    base.stages[3].mechanism = Some(Mechanism::Softmax(Softmax::default()));
+    base.stages[3].mechanism = Some(Mechanism::softmax());
     PyramidConfig { embedding: EmbeddingKind::Convolutions { stem: 32 }, ..base }
 }
 
@@ -149,7 +149,7 @@ fn laplacian(depths: [usize; 4]) -> PyramidConfig {
     for (stage, mlp_ratio) in stages.iter_mut().zip([8, 8, 4, 4]) {
         (stage.mlp_ratio, stage.value_conv) = (mlp_ratio, ValueConv::PerChannel { side: 3 });
     }
-    let mechanism = Mechanism::Laplacian(Laplacian::default().with_weight_scale(WeightScale::InvN));
+    let mechanism = Laplacian::default().with_weight_scale(WeightScale::InvN).into();
     let base = pyramid(mechanism, EmbeddingKind::Patches, stages);
     PyramidConfig { positions: Positions::Rotary, ..base }
 }

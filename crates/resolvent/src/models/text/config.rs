@@ -56,7 +56,7 @@ pub struct TextConfig {
     pub dropout: f64,
     /// Dropout on the attention weights, for mechanisms that have them. Default 0.
     pub weight_dropout: f64,
-    /// Centroids for `ssa` that follow the tokens. Default null.
+    /// Centroids of clusters that follow the tokens, where the mechanism has clusters. Default null.
     pub codebook: Option<CodebookConfig>,
     /// Blocks of an encoder in turn that use one plan of clusters, that of the first of them. Default 1.
     pub plan_layers: usize,
