@@ -1,9 +1,8 @@
 //! Optimisers, schedules, accumulation, and runs that begin with or go on from other runs.
 
-mod support;
-
 use std::{collections::BTreeMap, fs, path::Path};
 
+use crate::support::{finished, reported, stopping};
 use burn::{
     module::{Module, ModuleVisitor, Param},
     tensor::{Device, Tensor},
@@ -19,7 +18,6 @@ use resolvent_lab::{
     report,
     train::{self, Outcome, Resume, TrainOptions},
 };
-use support::{finished, reported, stopping};
 
 fn pictures(settings: &str) -> PictureDataset {
     PictureSpec::parse(&format!("shapes:seed=3,size=16,train=64,test=16,difficulty=0{settings}"))

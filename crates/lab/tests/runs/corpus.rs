@@ -1,9 +1,8 @@
 //! Plain text from files, and language models trained on a little of it.
 
-mod support;
-
 use std::{fs, ops::ControlFlow, path::Path};
 
+use crate::support::{finished, reported, stopping};
 use resolvent::models::Sampling;
 use resolvent_lab::{
     Error, Recipe,
@@ -16,7 +15,6 @@ use resolvent_lab::{
     metrics::{self, Record},
     train::{self, Outcome, Resume, Samples, Task, TaskData, TrainOptions},
 };
-use support::{finished, reported, stopping};
 
 fn folder(files: &[(&str, &str)]) -> tempfile::TempDir {
     let folder = tempfile::tempdir().unwrap();

@@ -1,9 +1,8 @@
 //! Parallel text from files, and a translator trained on a little of it.
 
-mod support;
-
 use std::{fs, path::Path};
 
+use crate::support::finished;
 use resolvent_lab::{
     Error, Recipe,
     bleu::bleu,
@@ -15,7 +14,6 @@ use resolvent_lab::{
     recipe::ScheduleRecipe,
     train::{self, Task, TaskData, TrainOptions},
 };
-use support::finished;
 
 fn folder(files: &[(&str, &str)]) -> tempfile::TempDir {
     let folder = tempfile::tempdir().unwrap();

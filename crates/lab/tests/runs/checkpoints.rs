@@ -1,9 +1,8 @@
 //! The files of checkpoints: what other programs read of them, what is read when, damage, and those of earlier programs.
 
-mod support;
-
 use std::{collections::BTreeMap, fs, path::Path};
 
+use crate::support::{finished, newest, saved, stopping, weights};
 use burn::{
     module::{Module, ModuleMapper, Param, ParamId},
     nn::{Initializer, Linear, LinearConfig},
@@ -20,7 +19,6 @@ use resolvent_lab::{
 };
 use safetensors::SafeTensors;
 use serde_json::Value;
-use support::{finished, newest, saved, stopping, weights};
 
 fn pictures() -> PictureDataset {
     PictureSpec::parse("shapes:seed=3,size=16,train=64,test=16,difficulty=0").unwrap().load().unwrap()

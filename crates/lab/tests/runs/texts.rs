@@ -1,9 +1,8 @@
 //! Training on texts end to end: a few generated expressions.
 
-mod support;
-
 use std::{fs, path::Path};
 
+use crate::support::{finished, stopping};
 use resolvent_lab::{
     Error, Recipe,
     checkpoint::{Checkpoint, parts},
@@ -13,7 +12,6 @@ use resolvent_lab::{
     predict::Classifier,
     train::{self, Ended, Outcome, Resume, Task, TaskData, TrainOptions},
 };
-use support::{finished, stopping};
 
 /// Which of two words stands in the text, among others: something that a mean of embeddings learns at once.
 fn animals() -> TextDataset {

@@ -1,9 +1,8 @@
 //! Tasks of long sequences and of recall: what tells mechanisms apart is learnt, and runs resume.
 
-mod support;
-
 use std::path::Path;
 
+use crate::support::{finished, stopping, weights};
 use burn::tensor::{Device, Int, Tensor};
 use resolvent_lab::{
     Recipe, compare,
@@ -11,7 +10,6 @@ use resolvent_lab::{
     eval, report,
     train::{self, Outcome, Resume, TaskData, TrainOptions, TrainSummary},
 };
-use support::{finished, stopping, weights};
 
 fn sequences(settings: &str) -> RecallDataset {
     Mqar::parse(settings).unwrap().generate().unwrap()

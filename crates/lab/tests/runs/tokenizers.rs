@@ -2,6 +2,7 @@
 
 use std::{fs, ops::ControlFlow, path::Path};
 
+use crate::support::{finished, reported, stopping};
 use resolvent::models::Sampling;
 use resolvent_lab::{
     Recipe,
@@ -13,10 +14,7 @@ use resolvent_lab::{
     train::{self, Resume, Samples, Seen, TrainOptions},
 };
 use serde_json::{Value, json};
-use support::{finished, reported, stopping};
 use tempfile::TempDir;
-
-mod support;
 
 /// As those of GPT-2: bytes, split by a regular expression, one special token, here with ids beyond 16 bits, and what this program
 /// makes no use of.

@@ -1,16 +1,15 @@
 //! Models and data of one's own: the examples, interrupted and resumed, and what the trait promises beside them.
 
-mod support;
-
 #[allow(dead_code)] // its `main`
-#[path = "../examples/own_data.rs"]
+#[path = "../../examples/own_data.rs"]
 mod own_data;
 #[allow(dead_code)] // its `main`
-#[path = "../examples/own_model.rs"]
+#[path = "../../examples/own_model.rs"]
 mod own_model;
 
 use std::{fs, path::Path, sync::Arc, time::Instant};
 
+use crate::support::{finished, reported, stopping, weights};
 use burn::tensor::{Device, Tensor};
 use own_model::{Lookup, Question, Questions};
 use resolvent::{Mechanism, attention::MultiHeadAttention};
@@ -24,7 +23,6 @@ use resolvent_lab::{
     report::write_comparison,
     train::{self, Outcome, Part, Resume, Task, TaskData, TrainOptions, TrainSummary},
 };
-use support::{finished, reported, stopping, weights};
 
 /// The recipe of an example, for two epochs.
 fn short(recipe: &str) -> Recipe {

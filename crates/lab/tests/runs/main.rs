@@ -1,0 +1,14 @@
+//! Training, from end to end. One binary, because every other would compile Burn's training once more.
+
+#[path = "../support/mod.rs"]
+mod support;
+
+mod checkpoints;
+mod comparing;
+mod corpus;
+mod long_range;
+mod optimisers;
+mod own;
+mod pairs;
+mod texts;
+mod tokenizers;
