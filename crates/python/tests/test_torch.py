@@ -386,6 +386,33 @@ def test_masks_of_pairs_keep_what_is_true():
     assert torch.equal(attend(q, k, v, bias=wide), attend(q, k, v, bias=keep))
 
 
+@pytest.mark.parametrize("compiled", [False, True])
+def test_a_window_hides_what_is_further(compiled):
+    q, k, v = (torch.randn(2, 4, 23, 8, requires_grad=True) for _ in range(3))
+    apart = (torch.arange(23)[:, None] - torch.arange(23)).abs()
+
+    def slopes(**given):
+        call = torch.compile(lambda *x: attend(*x, "fna", **given), fullgraph=True) if compiled else lambda *x: attend(*x, "fna", **given)
+        out = call(q, k, v)
+        return [out.detach(), *torch.autograd.grad(out.square().sum(), (q, k, v))]
+
+    for near, hidden in zip(slopes(window=5, causal=True), slopes(bias=apart < 5, causal=True)):
+        torch.testing.assert_close(near, hidden, rtol=1e-4, atol=1e-5)
+    if not compiled:
+        lengths = torch.tensor([0, 9, 23])
+        tokens = [x.detach()[0].transpose(0, 1) for x in (q, k, v)]
+        ends = resolvent.torch.attend_varlen(*tokens, lengths, window=3)
+        alone = [attend(*(x[first:end].transpose(0, 1) for x in tokens), window=3).transpose(0, 1) for first, end in ((0, 9), (9, 23))]
+        torch.testing.assert_close(ends, torch.cat(alone))
+        mixed = resolvent.HeadMechanisms([([0, 2], "softmax"), ([1, 3], "fna")])
+        heads = attend(q, k, v, mixed, window=5)
+        torch.testing.assert_close(heads[:, 1], attend(q[:, 1:2], k[:, 1:2], v[:, 1:2], "fna", window=5)[:, 0])
+        torch.testing.assert_close(heads[:, 0], attend(q[:, :1], k[:, :1], v[:, :1], window=5)[:, 0])
+        for mechanism, window in (("linear", 5), (resolvent.Mechanism.local(window=4), 5), ("softmax", 0)):
+            with pytest.raises(resolvent.Error, match="window"):
+                attend(q, k, v, mechanism, window=window)
+
+
 def test_biases_that_do_not_fit_are_refused():
     q, k, v = problem()
     with pytest.raises(resolvent.TensorError, match="bias"):

@@ -316,6 +316,12 @@ def with_bias_of(text: str, shape: Sequence[int]) -> str:
 
 
 @functools.lru_cache(maxsize=256)
+def with_window_of(text: str, window: int) -> str:
+    """The JSON of a mechanism, of which `text` is JSON or id, with a window."""
+    return Mechanism.of(text).with_window(window).to_json()
+
+
+@functools.lru_cache(maxsize=256)
 def _of_text(text: str) -> Mechanism:
     return Mechanism._of(_resolvent.Core(text))
 

@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 from .._resolvent import __version__
 from ..errors import TensorError, UnsupportedError
 from ..fits import HeadMechanisms
-from ..mechanism import Mechanism, MechanismLike, with_bias_of
+from ..mechanism import Mechanism, MechanismLike, with_bias_of, with_window_of
 from ..threads import number
 from . import _kernels
 from ._kernels import Forward, Options
@@ -34,6 +34,7 @@ def attend(
     key_mask: Tensor | None = None,
     query_mask: Tensor | None = None,
     bias: Tensor | None = None,
+    window: int | None = None,
     parameters: Mapping[str, Tensor] | None = None,
     codebook: Tensor | None = None,
     landmark_indices: Tensor | None = None,
@@ -59,6 +60,7 @@ def attend(
             need it beside ``key_mask`` for padding to change nothing.
         bias: Added to the logits of pairs, broadcast to ``[batch, heads, queries, keys]``; receives a gradient. A pair at ``-inf`` is
             absent. Of booleans, true = keep. For mechanisms that form pairs.
+        window: Queries see keys less than this many tokens away, for mechanisms that form all pairs; time is proportional to it.
         parameters: Values of the mechanism's `parameters`, which receive gradients.
         codebook: Fixed centroids ``[heads, clusters, channels]`` for mechanisms with clusters; no gradients.
         landmark_indices: Tokens that are the landmarks, ``[batch, count]`` int64.
@@ -70,6 +72,7 @@ def attend(
             stored in. For ``softmax``, ``infsa``, ``fna``, dense compositions of products and ``performer``; refused by others. ``bf16x3``:
             three products of bfloat16 for each of float32, 16 bits of it; for the same but ``fna``, on processors with AMX.
     """
+    mechanism = mechanism if window is None else _within(mechanism, window)
     # Most calls have nothing beside q, k and v. Where these are small, looking through all that is not there takes longer than the kernels.
     unmasked = key_mask is None and query_mask is None and bias is None and not dropout
     constant = parameters is None and codebook is None and landmark_indices is None and precision == "full"
@@ -113,6 +116,7 @@ def attend_varlen(
     causal: bool = False,
     key_mask: Tensor | None = None,
     query_mask: Tensor | None = None,
+    window: int | None = None,
     parameters: Mapping[str, Tensor] | None = None,
     codebook: Tensor | None = None,
     dropout: float = 0.0,
@@ -132,6 +136,7 @@ def attend_varlen(
     The others are those of `attend`. Sequence ``n`` draws its dropout by a seed of its own; gradients of parameters are of all sequences
     together. Tensors of single tokens (a bias of pairs, landmark indices, given landmarks) have no place here.
     """
+    mechanism = mechanism if window is None else _within(mechanism, window)
     given = {"q": q, "v": v} if k is None else {"q": q, "k": k, "v": v}
     refuse_others(given)
     for name, x in given.items():
@@ -336,6 +341,20 @@ def _text(mechanism: MechanismLike) -> str:
     if isinstance(mechanism, str):
         return mechanism
     return mechanism._json if isinstance(mechanism, Mechanism) else Mechanism.of(mechanism).to_json()
+
+
+def _within(mechanism: MechanismLike | HeadMechanisms, window: int) -> str | HeadMechanisms:
+    """The mechanism with a window; of heads with mechanisms of their own every one."""
+    if isinstance(mechanism, HeadMechanisms):
+        return HeadMechanisms((group.heads, group.mechanism.with_window(window)) for group in mechanism.groups)
+    text: str = _within_text(_text(mechanism), window)
+    return text
+
+
+@torch.compiler.assume_constant_result  # type: ignore[no-untyped-call, untyped-decorator, unused-ignore]
+def _within_text(text: str, window: int) -> str:
+    """As text, which compilers keep as it is: they cannot follow what reads a configuration."""
+    return with_window_of(text, window)
 
 
 def parameter_values(parameters: Mapping[str, Tensor] | None) -> tuple[tuple[str, ...], tuple[Tensor, ...]]:
