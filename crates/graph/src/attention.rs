@@ -121,8 +121,8 @@ impl AttentionOperator {
         Some((0..n * n).map(logit).collect())
     }
 
-    /// The weights `M` of `fna`, by whichever values, in f64, and the logarithms of what its rows were divided by: by the reference, in O(N^2)
-    /// memory. `None` for other mechanisms.
+    /// The weights `M` of `fna`, or of a composition of the same values, in f64, and the logarithms of what its rows were divided by: by the
+    /// reference, in O(N^2) memory. `None` for other mechanisms.
     ///
     /// # Errors
     /// What the mechanism refuses.

@@ -12,8 +12,8 @@ use crate::{AttentionOperator, Error, LinearOperator, Result, error::check_len};
 /// whose matrix does not fit.
 ///
 /// `W` is the kernel before its rows are normalised, where the mechanism keeps what it divided by (one hop over pairs whose rows are
-/// normalised, as of `softmax`, `fna` and `ssa`), else the operator itself. A product costs one forward pass where `W` is symmetric by itself, a second one with
-/// queries and keys exchanged where that transposes it, else a backward pass. Of a sparse `W` (`ssa` with edges, not
+/// normalised, as of `softmax`, `fna` and `ssa`), else the operator itself. A product costs one forward pass where `W` is symmetric by
+/// itself, a second one with queries and keys exchanged where that transposes it, else a backward pass. Of a sparse `W` (`ssa` with edges, not
 /// causal) the entries are computed once and held in f32, where they are at most 2^28. Degrees must be positive; single
 /// negative weights are not looked for.
 #[derive(Debug)]

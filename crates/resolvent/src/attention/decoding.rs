@@ -89,10 +89,13 @@ impl Past {
 /// # Errors
 /// [`Error::Mechanism`] saying why not.
 pub fn check_row_local(mechanism: &Mechanism) -> Result<()> {
-    let why = match mechanism {
-        _ if mechanism.is_row_local() => return Ok(()),
-        _ if mechanism.values().fna().is_some() => "norm_exponent mixes the degrees of other rows in; set it to 0",
-        _ => "its rows depend on other queries, which a decoder has not written yet; use softmax, fna or uniform",
+    if mechanism.is_row_local() {
+        return Ok(());
+    }
+    let why = if mechanism.values().fna().is_some() {
+        "norm_exponent (density_exponent of a composition) mixes the degrees of other rows in; set it to 0"
+    } else {
+        "its rows depend on other queries, which a decoder has not written yet; use softmax, fna or uniform"
     };
     Err(Error::Mechanism(kernels::Error::Unsupported { mechanism: mechanism.id(), what: "a decoder", why }))
 }

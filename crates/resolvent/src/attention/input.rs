@@ -159,6 +159,20 @@ pub(super) fn present(absent: Tensor<2, Bool>) -> Tensor<2, Bool> {
 }
 
 impl MultiHeadAttention {
+    /// Refuses cross-attention where something is defined on a sequence's own tokens alone.
+    pub(super) fn check_cross(&self, mechanism: &Mechanism) -> Result<()> {
+        let why = if mechanism.masks_tokens_once() {
+            "queries are keys here: it makes the kernel a Gram matrix"
+        } else if self.rotary {
+            "rotary positions are those of one sequence"
+        } else if self.value_filter.is_some() {
+            "the filter over the values adds them to the tokens that they are of"
+        } else {
+            return Ok(());
+        };
+        Err(kernels::Error::Unsupported { mechanism: mechanism.id(), what: "cross-attention", why }.into())
+    }
+
     /// Checks that the tensors of `input` fit the projections and each other.
     pub(super) fn check(&self, input: &MhaInput) -> Result<()> {
         let [d_model, width] = self.output.weight.dims();

@@ -325,17 +325,6 @@ impl MultiHeadAttention {
         alone && self.head_groups.is_empty() && self.causal_span.is_none()
     }
 
-    /// What is defined on a sequence's own tokens alone.
-    pub(super) fn check_cross(&self, mechanism: &Mechanism) -> Result<()> {
-        let why = match mechanism {
-            _ if mechanism.masks_tokens_once() => "queries are keys here: it makes the kernel a Gram matrix",
-            _ if self.rotary => "rotary positions are those of one sequence",
-            _ if self.value_filter.is_some() => "the filter over the values adds them to the tokens that they are of",
-            _ => return Ok(()),
-        };
-        Err(kernels::Error::Unsupported { mechanism: mechanism.id(), what: "cross-attention", why }.into())
-    }
-
     /// The mechanism for this call: on the input's grid, and, on a device with autodiff, with landmarks drawn anew.
     pub(super) fn called(&self, input: &MhaInput) -> Mechanism {
         let mechanism = self.mechanism.clone();
