@@ -28,9 +28,9 @@ fn main() {
     let q = tokens(n);
     let tied = |mechanism: Mechanism| (mechanism.id(), None, mechanism);
     let cases = [
-        tied(Mechanism::Softmax(Softmax::default().with_tied(true))),
-        tied(Mechanism::Fna(Fna::default().with_tied(true).with_kappa(Some(Kappa::Value(64.0))))),
-        ("ssa", Some(&q[..]), Mechanism::Ssa(Ssa::default())),
+        tied(Mechanism::from(Softmax::default().with_tied(true))),
+        tied(Mechanism::from(Fna::default().with_tied(true).with_kappa(Some(Kappa::Value(64.0))))),
+        ("ssa", Some(&q[..]), Mechanism::from(Ssa::default())),
     ];
     println!("{n} tokens of {HEAD_DIM} channels, 10 pairs to a residual of 1e-6");
     let chosen = |id: &str| !std::env::args().any(|arg| ["softmax", "fna", "ssa"].contains(&arg.as_str()) && arg != id);

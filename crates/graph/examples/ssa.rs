@@ -28,11 +28,11 @@ fn spectrum(mechanism: &Mechanism, x: &[f32]) -> Result<Spectrum> {
 }
 
 fn softmax() -> Mechanism {
-    Mechanism::Softmax(Default::default())
+    Mechanism::softmax()
 }
 
 fn ssa(clusters: usize, estimator: Estimator) -> Mechanism {
-    Mechanism::Ssa(Ssa::default().with_clusters(Some(clusters)).with_estimator(estimator))
+    Mechanism::from(Ssa::default().with_clusters(Some(clusters)).with_estimator(estimator))
 }
 
 fn main() -> Result<()> {

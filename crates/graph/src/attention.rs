@@ -128,7 +128,7 @@ impl AttentionOperator {
     /// What the mechanism refuses.
     pub fn exact(&self) -> Result<Option<(Dense, Option<Vec<f64>>)>> {
         let mechanism = self.op.mechanism();
-        if mechanism.values().fna().is_none() {
+        if mechanism.as_fna().is_none() {
             return Ok(None);
         }
         let (q, k, v) = (wide(&self.q), self.k.as_deref().map(wide), vec![0.0; self.len()]);

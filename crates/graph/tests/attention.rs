@@ -32,9 +32,7 @@ fn products_are_those_of_the_stored_matrix() {
         (p.key_mask, p.query_mask) = (Some(keep.clone()), Some(keep.clone()));
         let (q, k) = (narrow(&p.q), p.k.as_deref().map(narrow));
         let graph = AttentionOperator::new(&p.mechanism, n, &q, k.as_deref(), Some(&keep), Strategy::Auto).unwrap();
-        if let Mechanism::LinearInfsa(m) = &mut p.mechanism {
-            m.broadcast = true;
-        }
+        p.mechanism = p.mechanism.with_every_row();
         let forward = reference::forward(&p.mechanism, &p.shape, &p.inputs(), &p.mask()).unwrap();
         let stored = Dense::new(n, forward.weights().to_vec()).unwrap();
         let x: Vec<f64> = (0..n).map(|i| (1.0 + i as f64).sin()).collect();
@@ -63,7 +61,7 @@ fn long_queries_break_absorption() {
     let (n, d) = (197, 64);
     let mut rng = ChaCha8Rng::seed_from_u64(3);
     let (mut q, k) = (gaussian(&mut rng, n * d), gaussian(&mut rng, n * d));
-    let mechanism = Mechanism::Infsa(Infsa::default());
+    let mechanism = Mechanism::from(Infsa::default());
     let graph = |q: &[f32]| AttentionOperator::new(&mechanism, n, q, Some(&k), None, Strategy::Auto).unwrap();
     let chain = markov(&graph(&q)).unwrap();
     assert!(chain.substochastic && chain.min_absorption > 0.3, "{}", chain.min_absorption);
@@ -83,7 +81,7 @@ fn a_plan_of_a_larger_call() {
     let (heads, n, d) = (3, 40, 4);
     let mut rng = ChaCha8Rng::seed_from_u64(2);
     let (q, k) = (gaussian(&mut rng, heads * n * d), gaussian(&mut rng, heads * n * d));
-    let mechanism = Mechanism::Ssa(Ssa::default().with_clusters(Some(4)));
+    let mechanism = Mechanism::from(Ssa::default().with_clusters(Some(4)));
     let shape = Shape { value_dim: n, ..Shape::square(1, heads, n, d) };
     let identity: Vec<f32> = (0..heads * n * n).map(|at| f32::from(u8::from(at / n % n == at % n))).collect();
     let op = Operator::new(&mechanism, shape, false, Strategy::Auto).unwrap();
@@ -115,7 +113,7 @@ fn logits_of_softmax() {
     let (n, d) = (12, 4);
     let mut rng = ChaCha8Rng::seed_from_u64(4);
     let (q, k) = (gaussian(&mut rng, n * d), gaussian(&mut rng, n * d));
-    let causal = Mechanism::Softmax(Softmax::default().with_causal(true));
+    let causal = Mechanism::from(Softmax::default().with_causal(true));
     let graph = AttentionOperator::new(&causal, n, &q, Some(&k), None, Strategy::Auto).unwrap();
     let (logits, weights) = (graph.logits().unwrap(), Dense::of(&graph).unwrap());
     for i in 0..n {

@@ -162,13 +162,13 @@ fn streamed_graphs_have_the_spectra_of_stored_ones() {
     let (q, k) = (tokens(n, d, 1), tokens(n, d, 2));
     let tied = |tied: bool| (!tied).then_some(&k[..]);
     let cases = [
-        Mechanism::Softmax(Softmax::default().with_tied(true)),
-        Mechanism::Softmax(Softmax::default()),
-        Mechanism::Fna(Fna::default().with_tied(true)),
-        Mechanism::Infsa(Infsa::default()),
+        Mechanism::from(Softmax::default().with_tied(true)),
+        Mechanism::from(Softmax::default()),
+        Mechanism::from(Fna::default().with_tied(true)),
+        Mechanism::from(Infsa::default()),
         Mechanism::preset("soft").unwrap(),
         // Entries held, with what a plan may have beside equal clusters; then what is streamed: means, and causality.
-        Mechanism::Ssa(Ssa::default()),
+        Mechanism::from(Ssa::default()),
         ssa(json!({"cluster_on": "dual", "routes": 2, "estimator": "raw", "scale": 0.5})),
         ssa(json!({"global_tokens": [3, 70], "outlier_globals": 2, "outlier_queries": 3})),
         ssa(json!({"estimator": "centroid"})),
@@ -185,7 +185,7 @@ fn streamed_graphs_have_the_spectra_of_stored_ones() {
         Mechanism::preset("nystromformer").unwrap(),
     ];
     for mechanism in cases {
-        let k = tied(mechanism.tied());
+        let k = tied(mechanism.tied);
         let streamed = StreamedReversible::new(&mechanism, n, &q, k).unwrap();
         let operator = AttentionOperator::new(&mechanism, n, &q, k, None, Strategy::Auto).unwrap();
         let stored = Dense::of(&operator).unwrap();

@@ -7,7 +7,7 @@ use resolvent_graph::{
     Dense, Error, HTransform, LinearOperator, Power, Rank, Solver, Transposed, katz, markov, perron, spectral_norm,
     spectral_radius, subdominant_ratio,
 };
-use resolvent_kernels::{Mechanism, reference};
+use resolvent_kernels::{mechanism::OneHop, reference};
 use support::{assert_close, golden::Golden};
 
 const EXACT: Solver = Solver { tol: 1e-13, max_iter: 2000, restart: 30 };
@@ -46,9 +46,13 @@ fn all_hops_rank_differently_from_one() {
 fn stored_cases_of_the_resolvent() {
     let mut graphs = 0;
     for case in Golden::all("infsa") {
-        let Mechanism::InfsaResolvent(m) = &case.problem.mechanism else { continue };
         let (p, n) = (&case.problem, case.problem.shape.seq_q);
-        let hop = reference::forward(&Mechanism::Infsa(m.hop()), &p.shape, &p.inputs(), &p.mask()).unwrap();
+        if p.mechanism.id() != "infsa-resolvent" {
+            continue;
+        }
+        let gamma = p.mechanism.series.gamma();
+        let hop = p.mechanism.clone().series(OneHop::default().with_gamma(gamma));
+        let hop = reference::forward(&hop, &p.shape, &p.inputs(), &p.mask()).unwrap();
         for (slice, entries) in hop.weights().chunks(n * n).enumerate() {
             let expected = |name: &str| &case.get(name).unwrap()[slice * n..][..n];
             let graph = Dense::new(n, entries.to_vec()).unwrap();

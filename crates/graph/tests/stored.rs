@@ -45,7 +45,7 @@ fn fna(n: usize, q: &[f64], k: Option<&[f64]>) -> (Dense, Vec<f64>) {
     let fna = Fna::default().with_kappa(Some(Kappa::Rule(KappaRule::Vision))).with_tied(k.is_none());
     let shape = Shape { value_dim: 1, ..Shape::square(1, 1, n, q.len() / n) };
     let inputs = Inputs { q, k, v: &vec![0.0; n], extras: Extras::default() };
-    let forward = reference::forward(&Mechanism::Fna(fna), &shape, &inputs, &Mask::NONE).unwrap();
+    let forward = reference::forward(&Mechanism::from(fna), &shape, &inputs, &Mask::NONE).unwrap();
     let lse = forward.lse.clone().unwrap();
     let weights = Dense::new(n, forward.weights().to_vec()).unwrap();
     let logs = weights.entries().iter().enumerate().map(|(at, w)| w.ln() + lse[at / n]).collect();

@@ -112,7 +112,7 @@ fn row(name: &str, shape: Shape, causal: bool, (level, precision, unit): (Level,
 impl Row {
     fn run(&mut self, causal: bool) {
         let t = &mut self.tensors;
-        let tied = self.op.mechanism().tied();
+        let tied = self.op.mechanism().tied;
         let inputs = Inputs { q: &t.q, k: (!tied).then_some(&t.k), v: &t.v, extras: Extras::default() };
         let mask = Mask { causal, ..Mask::NONE };
         let start = Instant::now();

@@ -125,7 +125,7 @@ impl Case {
 
     fn run(&mut self) -> Result<f64> {
         let [q, k, v] = &self.tensors;
-        let k = (!self.op.mechanism().tied()).then_some(&k[..]);
+        let k = (!self.op.mechanism().tied).then_some(&k[..]);
         let inputs = Inputs { q, k, v, extras: Extras::default() };
         let start = Instant::now();
         self.op.forward(&inputs, &Mask::NONE, &mut self.out, &mut self.stats, &mut self.scratch)?;

@@ -26,7 +26,7 @@ impl Case {
     fn new(json: &str, shape: Shape, train: bool) -> Result<Self> {
         let op = Operator::new(&Mechanism::from_json(json)?, shape, false, Strategy::Auto)?;
         let numbers = |n: usize, seed: u32| (0..n as u32).map(|i| noise(i.wrapping_add(seed))).collect::<Vec<_>>();
-        let tied = op.mechanism().tied();
+        let tied = op.mechanism().tied;
         let (q, v) = (numbers(shape.q_len(), 1), numbers(shape.v_len(), 3));
         let k = (!tied).then(|| numbers(shape.k_len(), 2));
         let (out, stats) = (vec![1.0; op.out_len()], vec![1.0; op.plan().stats]);

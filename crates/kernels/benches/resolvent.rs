@@ -18,7 +18,7 @@ fn main() {
     let shape = Shape::square(1, 1, tokens, 64);
     println!("{shape:?}, gamma {gamma}, tol 1e-6, {} threads", rayon::current_num_threads());
     for (tied, mean) in [(false, 0.0), (true, 0.0), (false, 0.4), (true, 0.4)] {
-        let mechanism = Mechanism::InfsaResolvent(InfsaResolvent::default().with_gamma(gamma).with_tied(tied));
+        let mechanism = Mechanism::from(InfsaResolvent::default().with_gamma(gamma).with_tied(tied));
         let op = Operator::new(&mechanism, shape, false, Strategy::Fused).expect("an operator");
         let [q, k, v, dout] = [1, 2, 3, 4].map(|seed| noise(seed, shape.q_len()));
         let shifted = |x: &[f32]| x.iter().map(|x| x + mean).collect::<Vec<_>>();

@@ -4,7 +4,7 @@
 
 use resolvent_kernels::{
     Extras, Gradients, Inputs, Mask, Mechanism, Operator, Result, Scratch, Shape, Strategy,
-    mechanism::{Composed, Nystrom, Score, Ssa, Structure},
+    mechanism::{Nystrom, Score, Ssa, Structure},
     score::{PairScore, Simd, Slopes, Term},
 };
 
@@ -41,9 +41,9 @@ fn main() -> Result<()> {
     let clusters = Ssa::default().with_clusters(Some(12));
     for structure in [Structure::default(), clusters.into()] {
         let score = Score::custom("rational-quadratic", RationalQuadratic { width: 4.0 });
-        let composed = Composed::new(score).structure(structure);
+        let composed = Mechanism::new(score).structure(structure);
         println!("{composed}");
-        let op = Operator::new(&Mechanism::from(composed), shape, false, Strategy::Fused)?;
+        let op = Operator::new(&composed, shape, false, Strategy::Fused)?;
         let (mut out, mut stats) = (vec![0.0; op.out_len()], vec![0.0; op.plan().stats]);
         let mut scratch = Scratch::default();
         op.forward(&inputs, &Mask::NONE, &mut out, &mut stats, &mut scratch)?;
@@ -56,12 +56,7 @@ fn main() -> Result<()> {
     }
     // Landmarks stand for tokens where the affinities are positive definite: say so in the contract to have them.
     let score = Score::custom("rational-quadratic", RationalQuadratic { width: 4.0 });
-    let refused = Operator::new(
-        &Mechanism::from(Composed::new(score).structure(Nystrom::default())),
-        shape,
-        false,
-        Strategy::Auto,
-    );
+    let refused = Operator::new(&Mechanism::new(score).structure(Nystrom::default()), shape, false, Strategy::Auto);
     println!("{}", refused.unwrap_err());
     Ok(())
 }

@@ -51,7 +51,7 @@ fn masked_and_given(
     }
     one_token_set(mechanism, s, mask)?;
     given(op, mechanism, s, extras)?;
-    let causal = mask.causal || mechanism.causal();
+    let causal = mask.causal || mechanism.causal;
     match (extras.clusters, mechanism.clustering()) {
         (Some(plan), Some(m)) if causal && m.routes_queries() => plan.check_segments(op, &m),
         _ => Ok(()),
@@ -78,7 +78,7 @@ pub(crate) fn sharing(mechanism: &Mechanism, heads: usize, kv_heads: usize) -> R
         let got = format!("{kv_heads} for {heads} heads");
         return Err(Error::OutOfRange { field: "kv_heads", got, expected: "a divisor of the heads" });
     }
-    if kv_heads != heads && mechanism.tied() {
+    if kv_heads != heads && mechanism.tied {
         let why = "queries are keys, so that there are as many heads of both; set tied to false";
         return Err(Error::Unsupported { mechanism: mechanism.id(), what: "kv_heads below heads", why });
     }
@@ -87,7 +87,7 @@ pub(crate) fn sharing(mechanism: &Mechanism, heads: usize, kv_heads: usize) -> R
 
 /// Whether keys are given as the mechanism wants them.
 pub(crate) fn keys(op: &'static str, given: bool, mechanism: &Mechanism) -> Result<()> {
-    let problem = match (given, mechanism.tied()) {
+    let problem = match (given, mechanism.tied) {
         (true, true) => "is given although the mechanism is tied (the keys are `q`); leave it out",
         (false, false) => "is missing; only a tied mechanism has none",
         _ => return Ok(()),
@@ -97,7 +97,7 @@ pub(crate) fn keys(op: &'static str, given: bool, mechanism: &Mechanism) -> Resu
 
 /// Whether a gradient of the keys is wanted iff there are keys.
 pub(crate) fn gradient_of_keys(op: &'static str, wanted: bool, mechanism: &Mechanism) -> Result<()> {
-    let problem = match (wanted, mechanism.tied()) {
+    let problem = match (wanted, mechanism.tied) {
         (true, true) => "is given although the mechanism is tied; `dq` holds both paths",
         (false, false) => "is missing",
         _ => return Ok(()),
@@ -157,7 +157,7 @@ fn given(op: &'static str, mechanism: &Mechanism, s: &Shape, extras: &Extras<'_>
 /// Codebook and plan of a clustered call.
 fn clustered(op: &'static str, mechanism: &Mechanism, s: &Shape, extras: &Extras<'_>) -> Result<()> {
     let clustered = mechanism.clustering();
-    let Some(m) = clustered.as_deref() else {
+    let Some(m) = &clustered else {
         let tensors = [("codebook", extras.codebook.is_some()), ("plan", extras.clusters.is_some())];
         return match tensors.into_iter().find(|(_, given)| *given) {
             Some((tensor, _)) => {

@@ -1,6 +1,6 @@
 //! Attention mechanisms as operators on the graph of tokens, computed on the CPU, on slices, without a framework.
 //!
-//! A mechanism is four values ([`mechanism::Composed`]): a *score* (how two tokens relate), a *structure* (how the
+//! A mechanism is four values ([`Mechanism`]): a *score* (how two tokens relate), a *structure* (how the
 //! `N x N` operator is held), a *normalisation* (what makes it an average) and a *series* (how many hops). A score is
 //! written once and serves every structure; a structure is written once and serves every score.
 //!

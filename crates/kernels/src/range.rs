@@ -7,13 +7,13 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use rayon::prelude::*;
 
 use crate::{
-    Error, Mechanism, Parameter, Result, Shape,
+    Error, Parameter, Result, Shape,
     call::{
         Call, Layout, Target, View,
         magnitude::{Masked, largest},
     },
     mechanism::{
-        Activation, Centering, DistanceKernel, Estimator, Fna, Infsa, InfsaResolvent, Laplacian, LaplacianExact,
+        Activation, Centering, DistanceKernel, Estimator, Fna, Form, Infsa, InfsaResolvent, Laplacian, LaplacianExact,
         Manifold, Ssa, Whitening,
     },
     simd::{Level, rows},
@@ -48,26 +48,26 @@ const MOST_GROWTH: i32 = 60;
 /// [`Error::Range::bound`] of a limit from above.
 const UP_TO: &str = "up to";
 
-/// Whether f32 has room for what `mechanism` makes of the queries and keys.
-pub(crate) fn check(mechanism: &Mechanism, call: &Call<'_>) -> Result<()> {
+/// Whether f32 has room for what a preset makes of the queries and keys.
+pub(crate) fn check(form: &Form, call: &Call<'_>) -> Result<()> {
     let dim = call.shape.head_dim;
     // The first slice that does not fit is named, whatever the threads.
     let each = |fits: &(dyn Fn(usize) -> Result<()> + Sync)| {
         (0..call.shape.slices()).into_par_iter().map(fits).find_first(Result::is_err).unwrap_or(Ok(()))
     };
-    match mechanism {
+    match form {
         // Without a plan each head is looked at where it is planned, while it is in the caches.
-        Mechanism::Ssa(m) if call.extras.clusters.is_some() => each(&|slice| check_clustered(call, m, slice)),
-        Mechanism::Infsa(Infsa { activation: Activation::Gelu, scale: factor, .. })
-        | Mechanism::InfsaResolvent(InfsaResolvent { activation: Activation::Gelu, scale: factor, .. }) => {
+        Form::Ssa(m) if call.extras.clusters.is_some() => each(&|slice| check_clustered(call, m, slice)),
+        Form::Infsa(Infsa { activation: Activation::Gelu, scale: factor, .. })
+        | Form::InfsaResolvent(InfsaResolvent { activation: Activation::Gelu, scale: factor, .. }) => {
             let most = if call.mask.causal { MOST_CAUSAL_LOGIT } else { MOST_LOGIT };
             each(&|slice| products(largest(call, slice), dim, *factor, most))
         }
-        Mechanism::Infsa(_) if call.mask.causal => each(&|slice| growth(call, slice)),
-        Mechanism::Fna(m) => each(&|slice| distances(m, call, slice)),
-        Mechanism::Soft(m) | Mechanism::SoftPp(m) => each(&|slice| squares(call, slice, m.scale_for(dim))),
-        Mechanism::Laplacian(Laplacian { lambda, centering, whitening, whiten_eps, .. })
-        | Mechanism::LaplacianExact(LaplacianExact { lambda, centering, whitening, whiten_eps, .. }) => {
+        Form::Infsa(_) if call.mask.causal => each(&|slice| growth(call, slice)),
+        Form::Fna(m) => each(&|slice| distances(m, call, slice)),
+        Form::Soft(m) | Form::SoftPp(m) => each(&|slice| squares(call, slice, m.scale_for(dim))),
+        Form::Laplacian(Laplacian { lambda, centering, whitening, whiten_eps, .. })
+        | Form::LaplacianExact(LaplacianExact { lambda, centering, whitening, whiten_eps, .. }) => {
             let variance = if *whitening == Whitening::None { 1.0 } else { *whiten_eps };
             each(&|slice| similarities(call, slice, *lambda, *centering, variance))
         }
@@ -97,8 +97,8 @@ pub(crate) fn decoded_scores(dim: usize, scale: Option<f64>, largest: [f32; 2]) 
 
 /// Refuses a call of `softmax` with scores beyond [`MOST_SCORE`]: the log-sum-exps that it saved tell which heads may have one, and
 /// the tokens of these alone are scanned.
-pub(crate) fn check_rows(mechanism: &Mechanism, call: &Call<'_>, stats: &[f32]) -> Result<()> {
-    let (Mechanism::Softmax(m), Shape { seq_q, head_dim, .. }) = (mechanism, call.shape) else { return Ok(()) };
+pub(crate) fn check_rows(form: &Form, call: &Call<'_>, stats: &[f32]) -> Result<()> {
+    let (Form::Softmax(m), Shape { seq_q, head_dim, .. }) = (form, call.shape) else { return Ok(()) };
     let logs = Masked::of_queries(
         call,
         View::in_one_piece(&stats[..call.shape.slices() * seq_q], call.shape.slices(), [seq_q, 1]),

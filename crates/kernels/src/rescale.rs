@@ -16,7 +16,7 @@ use crate::{
         Call, GradientTargets, Layout, Target, View,
         magnitude::{Masked, exponent_of, largest},
     },
-    mechanism::Activation,
+    mechanism::{Activation, Form},
 };
 
 /// Binary orders of magnitude around 1 that need no rescaling: the product of two such numbers, and its reciprocal times
@@ -38,13 +38,12 @@ pub(crate) struct Rescaled {
 
 impl Rescaled {
     /// `None` where the mechanism needs no rescaling (or sees to it itself), or this call does not.
-    pub fn of(mechanism: &Mechanism, call: &Call<'_>) -> Option<Self> {
-        let takes = match mechanism {
-            Mechanism::Infsa(m) => homogeneous(m.activation),
-            Mechanism::InfsaResolvent(m) => homogeneous(m.activation),
-            _ => false,
-        };
-        if takes { Self::needed(call, mechanism.tied()) } else { None }
+    pub fn of(form: &Form, call: &Call<'_>) -> Option<Self> {
+        match form {
+            Form::Infsa(m) if homogeneous(m.activation) => Self::needed(call, m.tied),
+            Form::InfsaResolvent(m) if homogeneous(m.activation) => Self::needed(call, m.tied),
+            _ => None,
+        }
     }
 
     /// `None` where all magnitudes are comfortable.

@@ -2,7 +2,7 @@
 
 use crate::{
     Element, Mechanism,
-    mechanism::{Series, Structure},
+    mechanism::{Form, Series, Structure},
 };
 
 /// What rounding leaves of a solver's error, however small its tolerance.
@@ -38,16 +38,14 @@ impl Tol {
     /// tolerance of the values, several times as long as the output, adds that. Where a matrix of landmarks is inverted, its
     /// condition comes on top.
     pub fn f32(mechanism: &Mechanism) -> Self {
-        let (forward, backward) = match mechanism {
-            Mechanism::InfsaResolvent(m) => (1e-5 + 10.0 * m.tol, 1e-5 + 10.0 * m.tol),
-            Mechanism::Soft(_) | Mechanism::SoftPp(_) => (1e-5, 3e-5),
-            Mechanism::Laplacian(_) | Mechanism::LaplacianExact(_) => (2e-5, 5e-5),
-            Mechanism::Composed(m) => match (&m.series, &m.structure) {
-                (Series::Resolvent(m), _) => (1e-5 + 10.0 * m.tol.max(LEAST_TOL), 1e-5 + 10.0 * m.tol.max(LEAST_TOL)),
-                // Keys and values are rounded once more where they are projected.
-                (_, Structure::Nystrom(_) | Structure::Projected(_)) => (2e-5, 5e-5),
-                _ => (1e-5, 1e-5),
-            },
+        let solver = |tol: f64| (1e-5 + 10.0 * tol, 1e-5 + 10.0 * tol);
+        let (forward, backward) = match (mechanism.own(), &mechanism.series, &mechanism.structure) {
+            (Some(Form::Soft(_) | Form::SoftPp(_)), ..) => (1e-5, 3e-5),
+            (Some(Form::LaplacianExact(_)), ..) => (2e-5, 5e-5),
+            (Some(Form::InfsaResolvent(m)), ..) => solver(m.tol),
+            (_, Series::Resolvent(m), _) => solver(m.tol.max(LEAST_TOL)),
+            // Keys and values are rounded once more where they are projected.
+            (_, _, Structure::Nystrom(_) | Structure::Projected(_)) => (2e-5, 5e-5),
             _ => (1e-5, 1e-5),
         };
         Self { forward, backward, noise: 0.0 }

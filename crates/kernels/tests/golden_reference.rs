@@ -2,7 +2,7 @@
 
 mod support;
 
-use resolvent_kernels::{Mechanism, Tol, reference};
+use resolvent_kernels::{Tol, reference};
 use support::{assert_close, golden::Golden, problem::assert_solution};
 
 #[test]
@@ -35,7 +35,7 @@ fn distances_resolve_weigh_and_sum_as_stored() {
     let mut densities = 0;
     for case in Golden::all("fna") {
         let (p, slices) = (&case.problem, case.problem.shape.slices());
-        let Mechanism::Fna(m) = &p.mechanism else { unreachable!() };
+        let m = p.mechanism.as_fna().unwrap();
         let resolved = m.resolve(p.shape.head_dim, p.shape.heads);
         let got = [resolved.kappa, resolved.intrinsic_dim];
         assert_close(&case.name, &got, case.get("resolved").unwrap(), 1, Tol::F64.forward, 0.0);

@@ -36,7 +36,7 @@ impl ModelAttention {
     }
 
     /// The mechanism's id, or `fit`.
-    pub const fn name(&self) -> &'static str {
+    pub fn name(&self) -> &'static str {
         match self {
             Self::Mechanism(mechanism) => mechanism.id(),
             Self::Fit(_) => FIT,

@@ -42,7 +42,7 @@ fn recipe(mechanism: &str) -> Recipe {
 fn pyramid() -> Recipe {
     let mut recipe = recipe("softmax");
     let landmarks = Landmarks::Random { count: 3, seed: 1 };
-    recipe.mechanism = Mechanism::SoftPp(Soft::plus().robust().with_landmarks(landmarks));
+    recipe.mechanism = Mechanism::from(Soft::plus().robust().with_landmarks(landmarks));
     let mut model = PyramidRecipe::default();
     model.config.drop_path = 0.1;
     recipe.model = ModelRecipe::Pyramid(model);

@@ -144,12 +144,12 @@ impl Core {
 
     #[getter]
     fn tied(&self) -> bool {
-        self.mechanism.tied()
+        self.mechanism.tied
     }
 
     #[getter]
     fn causal(&self) -> bool {
-        self.mechanism.causal()
+        self.mechanism.causal
     }
 
     #[getter]

@@ -126,7 +126,7 @@ fn parameters(mechanism: &Mechanism, shape: &Shape, device: &Device) -> Vec<(Par
         let defaults = mechanism.parameter_default(parameter, shape);
         let near = |i: usize, x: f32| if x == 0.0 { 0.3 * (i as f32).cos() } else { x * (1.0 + 0.05 * (i % 3) as f32) };
         let mut values: Vec<f32> = defaults.iter().enumerate().map(|(i, x)| near(i, *x)).collect();
-        if let Some(Bias::Tensor(_)) = mechanism.bias().filter(|_| parameter == Parameter::Bias) {
+        if let Some(Bias::Tensor(_)) = mechanism.bias.filter(|_| parameter == Parameter::Bias) {
             // Some pairs are absent.
             values.iter_mut().skip(3).step_by(11).for_each(|x| *x = f32::NEG_INFINITY);
         }
@@ -160,7 +160,7 @@ fn run(
     strategy: Strategy,
 ) -> Result<Vec<(&'static str, Vec<f64>)>, Error> {
     let [q, k, v] = [q, k, v].map(|x| x.autodiff().require_grad());
-    let tied = mechanism.tied();
+    let tied = mechanism.tied;
     let inputs = if tied { Inputs::tied(q.clone(), v.clone()) } else { Inputs::new(q.clone(), k.clone(), v.clone()) };
     let mut leaves = Vec::new();
     let mut inputs = inputs;
@@ -398,7 +398,7 @@ fn modules_of_compositions_learn_and_are_stored() {
             let last = loss(&module).into_scalar::<f64>();
             assert!(last < 0.97 * first, "{text} {strategy}: from {first} to {last}");
             assert_ne!(before, values(module.learned.value(Parameter::Gamma).unwrap().inner()), "{text}");
-            assert_eq!(bias_before.is_empty(), module.mechanism.bias().is_none(), "{text}");
+            assert_eq!(bias_before.is_empty(), module.mechanism.bias.is_none(), "{text}");
             assert!(bias_before.is_empty() || bias_before != bias(&module), "{text}");
             let file = tempfile::NamedTempFile::new().unwrap();
             convert::save_weights(&module, file.path(), &Default::default()).unwrap();

@@ -36,7 +36,7 @@ fn small(name: &str, mechanism: &str) -> PyramidConfig {
 }
 
 fn with_landmarks(mut config: PyramidConfig, landmarks: Landmarks) -> PyramidConfig {
-    config.mechanism = Mechanism::Soft(Soft::default().official(8).with_landmarks(landmarks));
+    config.mechanism = Mechanism::from(Soft::default().official(8).with_landmarks(landmarks));
     config
 }
 

@@ -70,7 +70,7 @@ fn operator(mechanism: &Mechanism, tensors: &[Tensor<4>; 4], device: &Device) ->
     let [q, k, v, dout] = tensors.clone().map(|x| Tensor::<4>::from_data(x.into_data(), &device));
     let [q, k, v] = [q, k, v].map(Tensor::require_grad);
     let gamma = mechanism.gamma().map(|_| Tensor::<1>::from_floats([0.4, 0.8], &device).require_grad());
-    let mut inputs = Inputs { k: (!mechanism.tied()).then(|| k.clone()), ..Inputs::tied(q.clone(), v.clone()) };
+    let mut inputs = Inputs { k: (!mechanism.tied).then(|| k.clone()), ..Inputs::tied(q.clone(), v.clone()) };
     if let Some(gamma) = &gamma {
         inputs = inputs.with_gamma(gamma.clone());
     }

@@ -1,7 +1,7 @@
 //! `resolvent mechanisms`: the presets, and what may be composed.
 
 use clap::Args;
-use resolvent_kernels::{Error as KernelError, Mechanism, mechanism::Composed};
+use resolvent_kernels::{Error as KernelError, Mechanism};
 use resolvent_lab::columns::{Align, Columns};
 use serde_json::{Value, json};
 
@@ -34,17 +34,18 @@ pub fn run(args: &Mechanisms, global: &Global) -> Result<()> {
 /// The presets, as a document and as a table.
 fn presets() -> (Value, String) {
     let presets = Mechanism::IDS.into_iter().filter_map(|id| Some((id, Mechanism::preset(id).ok()?)));
-    let presets: Vec<_> = presets.map(|(id, preset)| (id, preset.values())).collect();
-    let documents = presets.iter().map(|(id, values)| {
-        let mut document = json!(values);
+    let presets: Vec<_> = presets.collect();
+    let documents = presets.iter().map(|(id, preset)| {
+        let mut document = json!(preset.values());
+        document.as_object_mut().map(|fields| fields.remove("mechanism"));
         document["id"] = json!(id);
-        document["paper"] = json!(values.paper());
+        document["paper"] = json!(preset.paper());
         document
     });
     let headings = ["PRESET", "SCORE", "STRUCTURE", "NORMALISATION", "SERIES"];
     let mut table = Columns::new(headings.map(|heading| (Align::Left, heading)));
-    for (id, values) in &presets {
-        let Composed { score, structure, normalisation, series, .. } = values;
+    for (id, preset) in &presets {
+        let Mechanism { score, structure, normalisation, series, .. } = preset;
         table.row([*id, score.kind(), structure.kind(), normalisation.kind(), series.kind()].map(str::to_owned));
     }
     (Value::Array(documents.collect()), table.to_string())
@@ -56,8 +57,8 @@ fn matrix() -> (Value, String) {
     let mut table = Columns::new(headings.map(|heading| (Align::Left, heading)));
     let mut documents = Vec::new();
     let mut runs = 0;
-    for kinds in Composed::kinds() {
-        let refusal = match Composed::of_kinds(kinds).and_then(|values| values.refused()) {
+    for kinds in Mechanism::kinds() {
+        let refusal = match Mechanism::of_kinds(kinds).and_then(|values| values.refused()) {
             Ok(()) => None,
             Err(KernelError::Unsupported { what, why, .. }) => Some((what.to_owned(), why.to_owned())),
             Err(other) => Some((kinds.join(" x "), other.to_string())),

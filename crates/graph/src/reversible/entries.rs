@@ -30,7 +30,7 @@ impl Entries {
     /// Of a graph with these degrees. `None` where the mechanism is not a sparse one of the tokens' own products (mean
     /// tokens, causality, masks), or has too many entries.
     pub fn of(operator: &AttentionOperator, log_degree: &[f64]) -> Option<Self> {
-        let (ssa, plan) = (operator.mechanism().values().ssa()?, operator.clusters()?);
+        let (ssa, plan) = (operator.mechanism().as_ssa()?, operator.clusters()?);
         if ssa.estimator == Estimator::Centroid || ssa.routes_queries() || ssa.causal || operator.keep().is_some() {
             return None;
         }

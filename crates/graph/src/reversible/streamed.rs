@@ -2,7 +2,7 @@
 
 use resolvent_kernels::{
     Mechanism, Strategy,
-    mechanism::{Composed, DotSigmoid, Factor, Normalisation, Score, Structure, Unnormalised},
+    mechanism::{DotSigmoid, Factor, Normalisation, Score, Structure, Unnormalised},
 };
 
 use super::{entries::Entries, log_add, shares};
@@ -139,7 +139,7 @@ fn kernel_transposes(mechanism: &Mechanism) -> bool {
 }
 
 /// Whether weights depend on how many keys a query sees: in a window these are fewer at both ends.
-fn counts_keys(m: &Composed) -> bool {
+fn counts_keys(m: &Mechanism) -> bool {
     let divided = matches!(&m.normalisation, Normalisation::None(Unnormalised { factor: Factor::InvN, .. }));
     divided || matches!(&m.score, Score::DotSigmoid(DotSigmoid { offset: None, .. }))
 }

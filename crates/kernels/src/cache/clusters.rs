@@ -2,7 +2,8 @@
 
 use super::{Cache, Tokens, part};
 use crate::{
-    Mechanism, Shape,
+    Shape,
+    mechanism::Form,
     structure::clustered::{Past, Setting, Token},
 };
 
@@ -10,7 +11,7 @@ impl Cache {
     /// Takes the tokens in and writes their rows, where they are asked for, one after the other.
     pub(super) fn attend_clusters(&mut self, tokens: &Tokens<'_>, out: Option<&mut [f32]>) {
         let Shape { heads, head_dim, value_dim, .. } = self.token;
-        let Mechanism::Ssa(m) = &self.mechanism else { return };
+        let Form::Ssa(m) = &self.form else { return };
         let (level, span) = (self.level, self.capacity);
         let at = Setting { m, level, span };
         let codebook =

@@ -3,7 +3,7 @@
 use super::{Cache, Tokens, part, reach};
 use crate::{
     Error, Extras, Mechanism, Parameter, Result, Shape,
-    mechanism::{Composed, Features, Series, Structure},
+    mechanism::{Features, Series, Structure},
     structure::features::Decoder,
 };
 
@@ -11,7 +11,7 @@ use crate::{
 ///
 /// # Errors
 /// [`Error::Unsupported`] for any other composition.
-pub(super) fn structure(m: &Composed) -> Result<&Features> {
+pub(super) fn structure(m: &Mechanism) -> Result<&Features> {
     let why = "only one hop over pairs or features, and softmax over causal segments, keep what stands for the past; call the \
                mechanism on the sequence so far, and take the last row";
     let why = reach::why_not(m).unwrap_or(why);
@@ -24,7 +24,7 @@ pub(super) fn structure(m: &Composed) -> Result<&Features> {
 impl Cache {
     /// The decoder of a step of a composition with features; none of other mechanisms.
     pub(super) fn decoder(&self, extras: &Extras<'_>) -> Option<(Decoder, Vec<f64>)> {
-        let Mechanism::Composed(m) = &self.mechanism else { return None };
+        let m = &self.mechanism;
         let Shape { heads, head_dim, .. } = self.token;
         let of = |parameter: Parameter, configured: f64| -> Vec<f64> {
             let given = extras.get(parameter);

@@ -24,7 +24,7 @@ use self::{
 use crate::{
     Error, Inputs, Mask, Mechanism, Parameter, Result, Shape, check,
     engine::check_row,
-    mechanism::Composed,
+    mechanism::Form,
     memory::{self, check_memory},
     range,
     simd::{Level, rows::max_abs},
@@ -60,6 +60,8 @@ use crate::{
 #[derive(Debug, Clone)]
 pub struct Cache {
     mechanism: Mechanism,
+    /// What carries it out.
+    form: Form,
     /// One token: both lengths are 1.
     token: Shape,
     level: Level,
@@ -106,6 +108,7 @@ impl Cache {
         check_support(mechanism, &token, capacity)?;
         let mut cache = Self {
             mechanism: mechanism.clone(),
+            form: mechanism.form(),
             token,
             level: Level::selected()?,
             len: 0,
@@ -201,6 +204,7 @@ impl Cache {
         let features = rows.iter().flat_map(|row| self.features.chunks(heads).nth(*row).unwrap_or_default().to_vec());
         Self {
             mechanism: self.mechanism.clone(),
+            form: self.form.clone(),
             token: Shape { batch: rows.len(), ..self.token },
             store: self.store.select(batch, rows),
             norms: chosen(&self.norms, batch, rows),
@@ -276,7 +280,7 @@ impl Cache {
         let expected = new * self.token.out_len();
         check::length(op, "out", out.unwrap_or(expected), expected, "expected batch * heads * n * value_dim")?;
         self.check_masks(mask)?;
-        if matches!(self.mechanism, Mechanism::Ssa(_)) && self.len + new > self.capacity {
+        if matches!(self.form, Form::Ssa(_)) && self.len + new > self.capacity {
             let (got, expected) =
                 ((self.len + new).to_string(), "at most the capacity, for which the clusters are made");
             return Err(Error::OutOfRange { field: "tokens", got, expected });
@@ -302,10 +306,10 @@ impl Cache {
             .chunks_exact(tokens.new * head_dim)
             .zip(largest.iter().flat_map(|&k| std::iter::repeat_n(k, self.sharing)));
         let mut slices = slices.map(|(q, k)| [max_abs(self.level, q), k]).enumerate();
-        match &self.mechanism {
-            m if keeps_rows(m) => self.rows(tokens).check(&tokens.q, tokens.new, largest),
-            Mechanism::Ssa(m) => slices.try_for_each(|(_, largest)| range::check_decoded(m, head_dim, largest)),
-            Mechanism::Composed(m) => {
+        match &self.form {
+            _ if keeps_rows(&self.mechanism) => self.rows(tokens).check(&tokens.q, tokens.new, largest),
+            Form::Ssa(m) => slices.try_for_each(|(_, largest)| range::check_decoded(m, head_dim, largest)),
+            Form::Composed(m) => {
                 let Some(clusters) = routed::clusters(m) else { return Ok(()) };
                 slices.try_for_each(|(slice, largest)| {
                     let configured = |p| m.score.value(p, head_dim, heads);
@@ -321,9 +325,7 @@ impl Cache {
     /// Whether the mechanism can leave masked tokens out.
     fn check_masks(&self, mask: &Mask<'_>) -> Result<()> {
         let masked = [mask.key, mask.query].iter().flatten().any(|keep| keep.contains(&false));
-        let leaves_out = |m: &Composed| m.feature_map().is_some() || routed::clusters(m).is_some();
-        let sums = matches!(&self.mechanism, Mechanism::Composed(m) if leaves_out(m));
-        if !masked || sums || keeps_rows(&self.mechanism) || matches!(self.mechanism, Mechanism::Uniform(_)) {
+        if !masked || !matches!(self.form, Form::Ssa(_)) {
             return Ok(());
         }
         let why = "tokens are clustered as they come; leave masked tokens out of the steps";
@@ -337,20 +339,19 @@ impl Cache {
 
     /// What makes rows of keys and values.
     fn rows<'a>(&'a self, tokens: &Tokens<'a>) -> Rows<'a> {
-        Rows::new(&self.mechanism, tokens.extras, self.token, self.level, &self.buckets)
+        Rows::new((&self.mechanism, &self.form), tokens.extras, self.token, self.level, &self.buckets)
     }
 
     /// Takes the tokens in, and writes their rows where they are asked for.
     fn attend(&mut self, tokens: &Tokens<'_>, out: Option<&mut [f32]>) {
-        match &self.mechanism {
-            Mechanism::Ssa(_) => self.attend_clusters(tokens, out),
-            Mechanism::Uniform(_) => self.attend_uniform(tokens, out),
-            m if keeps_rows(m) => self.attend_rows(tokens, out),
-            Mechanism::Composed(m) => match routed::clusters(m) {
+        match &self.form {
+            Form::Ssa(_) => self.attend_clusters(tokens, out),
+            Form::Uniform(_) => self.attend_uniform(tokens, out),
+            _ if keeps_rows(&self.mechanism) => self.attend_rows(tokens, out),
+            _ => match routed::clusters(&self.mechanism) {
                 Some(m) => self.attend_routed(&m, tokens, out),
                 None => self.attend_features(tokens, out),
             },
-            _ => unreachable!("refused by `Cache::new`"),
         }
         self.len += tokens.new;
         self.seen.iter_mut().enumerate().for_each(|(sequence, seen)| *seen = tokens.seen(sequence, tokens.new - 1));

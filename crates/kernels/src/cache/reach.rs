@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use crate::{
     Mechanism,
-    mechanism::{Dense, Normalisation, Series, Structure},
+    mechanism::{Dense, Form, Normalisation, Series, Structure},
 };
 
 /// Sums over keys are f32 from one multiple of it to the next, and f64 from there on: pieces of a past that break at multiples alone give
@@ -82,21 +82,17 @@ impl Slots {
 /// Whether the past of a mechanism is its keys and values as they come: each row is one hop over pairs, and depends on its own query alone,
 /// or, of a norm, on a sum over the rows so far.
 pub(super) fn keeps_rows(mechanism: &Mechanism) -> bool {
-    match mechanism {
-        Mechanism::Softmax(_) | Mechanism::Infsa(_) => true,
-        Mechanism::Fna(m) => m.norm_exponent == 0.0,
-        Mechanism::Composed(m) => matches!(m.structure, Structure::Dense(_)) && m.is_row_local(),
-        _ => false,
-    }
+    let pairs = matches!(mechanism.structure, Structure::Dense(_));
+    pairs && (mechanism.is_row_local() || matches!(mechanism.own(), Some(Form::Infsa(_))))
 }
 
 /// Whether rows are divided by a norm of those so far, so that no row can be left out.
 pub(super) fn sums_over_rows(mechanism: &Mechanism) -> bool {
-    matches!(mechanism.values().normalisation, Normalisation::Frobenius(_))
+    matches!(mechanism.normalisation, Normalisation::Frobenius(_))
 }
 
 /// Why a dense composition that does not keep its rows cannot.
-pub(super) fn why_not(m: &crate::mechanism::Composed) -> Option<&'static str> {
+pub(super) fn why_not(m: &Mechanism) -> Option<&'static str> {
     if !matches!(m.structure, Structure::Dense(_)) {
         return None;
     }

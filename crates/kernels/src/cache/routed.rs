@@ -5,12 +5,12 @@ use rayon::prelude::*;
 use super::{Cache, Tokens, part};
 use crate::{
     Mechanism, Parameter, Shape,
-    mechanism::{Composed, Normalisation, Score, Series, Ssa, Structure},
+    mechanism::{Normalisation, Score, Series, Ssa, Structure},
     structure::clustered::Routed,
 };
 
 /// The clusters of a composition whose past is kept in them: one hop of softmax whose queries choose for themselves.
-pub(super) fn clusters(m: &Composed) -> Option<Ssa> {
+pub(super) fn clusters(m: &Mechanism) -> Option<Ssa> {
     let softmax = matches!(&m.score, Score::DotExp(score) if score.softcap.is_none())
         && matches!(&m.normalisation, Normalisation::Row(row) if row.density_exponent == 0.0)
         && matches!(m.series, Series::OneHop(_));
@@ -55,12 +55,12 @@ impl Cache {
 
     /// The rows of the newest token, the `n`-th of a step. What is kept once is of so many heads of queries as it `serves`.
     fn rows_of_routed(&mut self, (m, serves): (&Ssa, usize), (n, tokens): (usize, &Tokens<'_>), out: &mut [f32]) {
-        let Mechanism::Composed(values) = &self.mechanism else { return };
         let (Shape { heads, head_dim, value_dim, .. }, new, level) = (self.token, tokens.new, self.level);
         let of = |parameter: Parameter, head: usize, configured: f64| -> f64 {
             tokens.extras.get(parameter).map_or(configured, |given| given[head].into())
         };
-        let (scale, gamma) = (values.score.value(Parameter::Scale, head_dim, heads), values.series.gamma());
+        let (scale, gamma) =
+            (self.mechanism.score.value(Parameter::Scale, head_dim, heads), self.mechanism.series.gamma());
         let routed = &self.routed;
         let rows = out.par_chunks_exact_mut(new * value_dim).zip(self.sums.par_chunks_exact_mut(1 + value_dim));
         rows.enumerate().for_each(|(slice, (rows, sums))| {

@@ -8,7 +8,7 @@ use super::reach::{CHUNK, Reach};
 use crate::{
     Extras, Mechanism, Parameter, Result, Shape,
     engine::{self, LEAST_SUM},
-    mechanism::{Bias, Composed, Factor, Infsa, Normalisation},
+    mechanism::{Bias, Factor, Form, Infsa, Normalisation},
     range,
     score::{builtin, gate, map::Map, tiles::TileScore},
     simd::{Level, rows},
@@ -75,7 +75,7 @@ enum Head<'a> {
     },
     Fna(Decoder<'a>),
     Composed {
-        m: &'a Composed,
+        m: &'a Mechanism,
         score: Arc<dyn TileScore>,
         map: Map,
         scale: f64,
@@ -113,7 +113,7 @@ pub(super) struct BucketTable(Vec<u32>);
 impl BucketTable {
     /// Makes it hold the buckets of distances below `len`.
     pub fn extend(&mut self, mechanism: &Mechanism, len: usize) {
-        if let Some(rule @ Bias::Buckets(m)) = mechanism.bias() {
+        if let Some(rule @ Bias::Buckets(m)) = mechanism.bias {
             let last = len.min(m.max_distance + 1);
             let bucket = |distance: usize| rule.entry(&Shape::square(1, 1, distance + 1, 1), distance, 0).0 as u32;
             self.0.extend((self.0.len()..last).map(bucket));
@@ -135,13 +135,13 @@ struct Buffers {
 impl<'a> Rows<'a> {
     /// `mechanism` is one that [`super::reach::keeps_rows`].
     pub fn new(
-        mechanism: &'a Mechanism,
+        (mechanism, form): (&'a Mechanism, &'a Form),
         extras: Extras<'a>,
         token: Shape,
         level: Level,
         buckets: &'a BucketTable,
     ) -> Self {
-        let heads = (0..token.heads).filter_map(|head| Head::new(mechanism, &extras, &token, head, buckets)).collect();
+        let heads = (0..token.heads).map(|head| Head::new((mechanism, form), &extras, &token, head, buckets)).collect();
         Self { level, token, reach: Reach::of(mechanism), extras, heads }
     }
 
@@ -249,25 +249,25 @@ fn accumulate(level: Level, w: &[f32], v: &[f32], first: usize, sum: &mut [f64])
 
 impl<'a> Head<'a> {
     fn new(
-        mechanism: &'a Mechanism,
+        (m, form): (&'a Mechanism, &'a Form),
         extras: &Extras<'_>,
         token: &Shape,
         head: usize,
         buckets: &'a BucketTable,
-    ) -> Option<Self> {
+    ) -> Self {
         let Shape { heads, head_dim, .. } = *token;
         let given = |parameter, configured| given(extras, parameter, head, configured);
         let root = (head_dim as f64).powf(-0.5);
-        Some(match mechanism {
-            Mechanism::Softmax(m) => Self::Softmax { scale: m.scale.unwrap_or(root) as f32 },
-            Mechanism::Infsa(m) => {
+        match form {
+            Form::Softmax(m) => Self::Softmax { scale: m.scale.unwrap_or(root) as f32 },
+            Form::Infsa(m) => {
                 Self::Infsa { m, scale: m.scale.unwrap_or(root), gamma: given(Parameter::Gamma, m.gamma) }
             }
-            Mechanism::Fna(m) => {
+            Form::Fna(m) => {
                 let [kappa, power] = m.of_head(extras, head_dim, heads, head);
                 Self::Fna(Decoder { m, kappa, power })
             }
-            Mechanism::Composed(m) => {
+            _ => {
                 let of = |parameter| given(parameter, m.score.value(parameter, head_dim, heads));
                 let bias = m.bias.map(|rule| {
                     let own = || rule.default_values(token).unwrap_or_default();
@@ -283,8 +283,7 @@ impl<'a> Head<'a> {
                     bias,
                 }
             }
-            _ => return None,
-        })
+        }
     }
 
     /// Writes what becomes of a query that sees `kept` keys before it meets them; returns the power of two that it was divided by.

@@ -8,7 +8,7 @@ use super::{
 };
 use crate::{
     Error, Inputs, Mechanism, Result, Shape, check,
-    mechanism::GlobalTokens,
+    mechanism::{Form, GlobalTokens},
     score::map::Map,
     simd::{Level, rows::max_abs},
 };
@@ -16,11 +16,8 @@ use crate::{
 /// Whether there is a cache for a mechanism.
 pub(super) fn check_support(mechanism: &Mechanism, token: &Shape, capacity: usize) -> Result<()> {
     let refused = |what, why| Err(Error::Unsupported { mechanism: mechanism.id(), what, why });
-    let clusters = match mechanism {
-        Mechanism::Ssa(m) => Some(m.clone()),
-        Mechanism::Composed(m) => routed::clusters(m),
-        _ => None,
-    };
+    let form = mechanism.form();
+    let clusters = if let Form::Ssa(m) = &form { Some(m.clone()) } else { routed::clusters(mechanism) };
     // A cache grows: the positions of global tokens may lie behind what it begins with.
     let furthest = match clusters.as_ref().and_then(|m| m.global_tokens.as_ref()) {
         Some(GlobalTokens::At(positions)) => positions.iter().map(|&n| n.saturating_add(1)).max().unwrap_or(0),
@@ -28,22 +25,17 @@ pub(super) fn check_support(mechanism: &Mechanism, token: &Shape, capacity: usiz
     };
     let seq = if clusters.is_some() { capacity.max(furthest).max(1) } else { 1 };
     mechanism.check(&Shape { seq_q: seq, seq_kv: seq, ..*token }, true)?;
-    if matches!(mechanism, Mechanism::Ssa(m) if m.causal_clusters.block() > 1) {
+    if matches!(&form, Form::Ssa(m) if m.causal_clusters.block() > 1) {
         return refused("decoding with causal_clusters = block", "tokens see later ones; use prefix");
     }
     Shape { seq_kv: capacity, ..*token }.check()?;
-    match mechanism {
-        Mechanism::Composed(m) if !keeps_rows(mechanism) && routed::clusters(m).is_none() => {
-            features::structure(m).map(|_| ())
-        }
-        Mechanism::LaplacianExact(_) => {
-            refused("decoding token by token", "call it on the sequence so far, and take the last row")
-        }
-        Mechanism::Fna(m) if m.norm_exponent != 0.0 => refused(
+    match form {
+        _ if keeps_rows(mechanism) || mechanism.is_pooled() || clusters.is_some() => Ok(()),
+        Form::Fna(m) if m.norm_exponent != 0.0 => refused(
             "decoding with norm_exponent != 0",
             "the degrees of all past rows would be needed; set norm_exponent to 0, or attend to the whole sequence",
         ),
-        _ => Ok(()),
+        _ => features::structure(mechanism).map(|_| ()),
     }
 }
 
@@ -70,7 +62,7 @@ pub(super) fn new_tokens(
 
 /// What becomes of keys before they are kept.
 pub(super) fn map_of(mechanism: &Mechanism) -> Map {
-    if let Mechanism::Composed(m) = mechanism { Map::of(&m.score) } else { Map::Identity }
+    if let Some(Form::Fna(_)) = mechanism.own() { Map::Identity } else { Map::of(&mechanism.score) }
 }
 
 /// Channels of a key and of a value as they are kept.

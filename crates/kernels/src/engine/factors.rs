@@ -9,10 +9,10 @@ use super::{
     series::{Hop, Tokens},
 };
 use crate::{
-    Error, Mask, Parameter, Plan, Result, Shape,
+    Error, Mask, Mechanism, Parameter, Plan, Result, Shape,
     call::{Call, View},
     linalg::pseudo_inverse::PseudoInverse,
-    mechanism::{Composed, InverseGradient, Nystrom},
+    mechanism::{InverseGradient, Nystrom},
 };
 
 /// What a call does and needs; `pairs` is the plan of all pairs.
@@ -113,13 +113,13 @@ impl Landmarks {
 /// Runs `f` on the hop of a call.
 pub(super) fn with<R>(
     call: &Call<'_>,
-    m: &Composed,
+    m: &Mechanism,
     structure: &Nystrom,
     f: impl FnOnce(&FactorsHop<'_>) -> Result<R>,
 ) -> Result<R> {
     let rows = Landmarks::of(structure, &call.shape, call.q.dense(), call.mask.query);
     let columns = Landmarks::of(structure, &call.shape, call.k.dense(), call.mask.key);
-    let pairs = Composed::new(m.score.clone());
+    let pairs = Mechanism::new(m.score.clone());
     let shape = Shape { seq_q: rows.count, seq_kv: columns.count, ..call.shape };
     let visible = |query, key| Mask { query, key, ..Mask::default() };
     let [alive_rows, alive_columns] = [Some(&rows.alive[..]), Some(&columns.alive[..])];

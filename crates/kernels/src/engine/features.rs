@@ -5,15 +5,15 @@ use super::{
     series::{Hop, Tokens},
 };
 use crate::{
-    Gradients, Parameter, Plan, Precision, Result, Shape,
+    Gradients, Mechanism, Parameter, Plan, Precision, Result, Shape,
     call::{Call, Saved},
-    mechanism::{Composed, Features, Series},
+    mechanism::{Features, Series},
     structure::features::{self, Backward, Operator, Targets},
 };
 
 /// What a call does and needs.
 pub(super) fn plan(
-    (m, structure): (&Composed, &Features),
+    (m, structure): (&Mechanism, &Features),
     shape: &Shape,
     causal: bool,
     hops: u64,
@@ -41,7 +41,7 @@ pub(super) fn plan(
 }
 
 /// The operator of a call: with the decays of the heads, or for a series that has them.
-fn operator<'a>(call: &'a Call<'a>, m: &Composed, structure: &Features, decays: bool) -> Result<Operator<'a>> {
+fn operator<'a>(call: &'a Call<'a>, m: &Mechanism, structure: &Features, decays: bool) -> Result<Operator<'a>> {
     let Shape { head_dim, heads, .. } = call.shape;
     let scale = m.score.value(Parameter::Scale, head_dim, heads);
     Operator::new(call, structure, scale, decays.then(|| m.series.gamma()))
@@ -50,7 +50,7 @@ fn operator<'a>(call: &'a Call<'a>, m: &Composed, structure: &Features, decays: 
 /// One hop: writes `out` and what the backward pass needs.
 pub(super) fn forward(
     call: &Call<'_>,
-    (m, structure): (&Composed, &Features),
+    (m, structure): (&Mechanism, &Features),
     out: &mut [f32],
     stats: &mut [f32],
     work: &mut [f32],
@@ -61,7 +61,7 @@ pub(super) fn forward(
 /// The gradients of one hop.
 pub(super) fn backward(
     call: &Call<'_>,
-    (m, structure): (&Composed, &Features),
+    (m, structure): (&Mechanism, &Features),
     saved: &Saved<'_>,
     gradients: Gradients<'_, f32>,
     work: &mut [f32],
@@ -98,7 +98,7 @@ pub(super) struct FeatureHop<'a> {
 }
 
 impl<'a> FeatureHop<'a> {
-    pub fn new(call: &'a Call<'a>, m: &Composed, structure: &Features) -> Result<Self> {
+    pub fn new(call: &'a Call<'a>, m: &Mechanism, structure: &Features) -> Result<Self> {
         let plan = features::plan(structure, &call.shape, call.mask.causal, Precision::Full);
         let work = plan.scratch_forward.max(plan.scratch_backward);
         let mut hop = Self { call, operator: operator(call, m, structure, false)?, stats: vec![0.0; plan.stats], work };

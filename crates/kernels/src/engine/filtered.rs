@@ -2,9 +2,9 @@
 
 use super::{backward, forward};
 use crate::{
-    Gradients, Mask, Parameter, Result,
+    Gradients, Mask, Mechanism, Parameter, Result,
     call::{Call, Saved, View},
-    mechanism::{Composed, Soft},
+    mechanism::Soft,
     structure::nystrom::values::Filter,
 };
 
@@ -16,7 +16,7 @@ fn as_keys<'a>(call: &Call<'a>) -> Call<'a> {
 /// Writes `out`; `values` are the four of `m`.
 pub(crate) fn soft_forward(
     call: &Call<'_>,
-    (m, values): (&Soft, &Composed),
+    (m, values): (&Soft, &Mechanism),
     out: &mut [f32],
     stats: &mut [f32],
 ) -> Result<()> {
@@ -29,7 +29,7 @@ pub(crate) fn soft_forward(
 /// The gradients.
 pub(crate) fn soft_backward(
     call: &Call<'_>,
-    (m, values): (&Soft, &Composed),
+    (m, values): (&Soft, &Mechanism),
     saved: &Saved<'_>,
     gradients: Gradients<'_, f32>,
 ) -> Result<()> {

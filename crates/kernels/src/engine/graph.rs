@@ -20,9 +20,9 @@ use super::{
     whiten::{Moments, Statistics},
 };
 use crate::{
-    Error, Parameter, Result, Shape,
+    Error, Mechanism, Parameter, Result, Shape,
     call::{Call, TokenRows, cluster_plan::HeadPlan},
-    mechanism::{Composed, Estimator, Normalisation, Structure, Whitened, Whitening},
+    mechanism::{Estimator, Normalisation, Structure, Whitened, Whitening},
     score::{builtin, map::Map, tiles::TileScore},
     structure::{clustered, dense::padded},
 };
@@ -33,7 +33,7 @@ pub(super) const TASKS: usize = 16;
 /// Pairs of a dense or clustered structure, and what weighs them.
 pub(super) struct Graph<'a> {
     pub call: &'a Call<'a>,
-    pub m: &'a Composed,
+    pub m: &'a Mechanism,
     pub map: Map,
     pub heads: Vec<Head<'a>>,
     /// Of every head of the call, not of every slice.
@@ -44,7 +44,7 @@ pub(super) struct Graph<'a> {
 }
 
 /// Whether the engine has the composition.
-pub(super) fn is_fused(m: &Composed, causal: bool) -> bool {
+pub(super) fn is_fused(m: &Mechanism, causal: bool) -> bool {
     let density = density(m).is_some();
     match &m.structure {
         Structure::Dense(dense) => {
@@ -67,7 +67,7 @@ pub(super) fn is_fused(m: &Composed, causal: bool) -> bool {
 }
 
 /// The exponent of the densities that are divided out, where they are.
-pub(super) fn density(m: &Composed) -> Option<f64> {
+pub(super) fn density(m: &Mechanism) -> Option<f64> {
     match &m.normalisation {
         Normalisation::Row(row) => Some(row.density_exponent).filter(|&exponent| exponent != 0.0),
         _ => None,
@@ -75,7 +75,7 @@ pub(super) fn density(m: &Composed) -> Option<f64> {
 }
 
 /// A parameter of one head: the call's, or the configured one.
-pub(super) fn parameter(call: &Call<'_>, m: &Composed, parameter: Parameter, head: usize) -> f64 {
+pub(super) fn parameter(call: &Call<'_>, m: &Mechanism, parameter: Parameter, head: usize) -> f64 {
     let shape = &call.shape;
     let configured = || match parameter {
         Parameter::Gamma => m.series.gamma(),
@@ -85,7 +85,7 @@ pub(super) fn parameter(call: &Call<'_>, m: &Composed, parameter: Parameter, hea
 }
 
 impl<'a> Graph<'a> {
-    pub fn new(call: &'a Call<'a>, m: &'a Composed) -> Result<Self> {
+    pub fn new(call: &'a Call<'a>, m: &'a Mechanism) -> Result<Self> {
         let shape = call.shape;
         let map = Map::of(&m.score);
         let score = |head| builtin::of_head(&m.score, shape.head_dim, shape.heads, |p| parameter(call, m, p, head));
@@ -358,7 +358,7 @@ impl Hop for Graph<'_> {
     }
 
     fn parameters(&self) -> Vec<Parameter> {
-        self.m.score.parameters()
+        self.m.score.parameters().to_vec()
     }
 
     fn check(&self) -> Result<()> {

@@ -5,9 +5,9 @@ use super::{
     series::{Hop, Tokens},
 };
 use crate::{
-    ExtraGradients, Gradients, Parameter, Plan, Result, Shape,
+    ExtraGradients, Gradients, Mechanism, Parameter, Plan, Result, Shape,
     call::{Call, Saved, View},
-    mechanism::{Composed, Nystrom, Series},
+    mechanism::{Nystrom, Series},
     structure::nystrom::{self, Preset},
 };
 
@@ -15,7 +15,7 @@ use crate::{
 const PRESET: Preset = Preset { decays: false, ..Preset::COMPOSED };
 
 /// What a call does and needs.
-pub(super) fn plan(m: &Composed, structure: &Nystrom, shape: &Shape, hops: u64) -> Plan {
+pub(super) fn plan(m: &Mechanism, structure: &Nystrom, shape: &Shape, hops: u64) -> Plan {
     let one = nystrom::plan((m, structure), Preset::COMPOSED, shape);
     if let Series::OneHop(_) = m.series {
         return one;
@@ -43,7 +43,7 @@ pub(super) fn plan(m: &Composed, structure: &Nystrom, shape: &Shape, hops: u64) 
 /// The hop of a series.
 pub(super) struct LandmarkHop<'a> {
     call: &'a Call<'a>,
-    m: &'a Composed,
+    m: &'a Mechanism,
     structure: &'a Nystrom,
     /// What the forward pass saves; of it the landmarks, their inverse and the statistics are the same whatever the values.
     stats: Vec<f32>,
@@ -51,7 +51,7 @@ pub(super) struct LandmarkHop<'a> {
 }
 
 impl<'a> LandmarkHop<'a> {
-    pub fn new(call: &'a Call<'a>, m: &'a Composed, structure: &'a Nystrom) -> Result<Self> {
+    pub fn new(call: &'a Call<'a>, m: &'a Mechanism, structure: &'a Nystrom) -> Result<Self> {
         let plan = nystrom::plan((m, structure), PRESET, &call.shape);
         let mut stats = vec![0.0; plan.stats];
         let mut work = vec![0.0; plan.scratch_forward];
@@ -86,7 +86,7 @@ impl<'a> LandmarkHop<'a> {
 
     /// Room for the gradient of every parameter but the decay.
     fn rooms(&self) -> Vec<(Parameter, Vec<f32>)> {
-        let mechanism = crate::Mechanism::from(self.m.clone());
+        let mechanism = self.m;
         let all = self.m.parameters().into_iter().filter(|&p| p != Parameter::Gamma);
         all.map(|p| (p, vec![0.0; mechanism.parameter_len(p, &self.call.shape)])).collect()
     }

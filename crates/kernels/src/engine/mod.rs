@@ -43,19 +43,19 @@ use normalise::saved_len;
 use series::{Hop, Measure, Sum, Tokens};
 
 use crate::{
-    Convergence, Gradients, Parameter, Result, Shape,
+    Convergence, Gradients, Mechanism, Parameter, Result, Shape,
     call::{Call, Saved},
-    mechanism::{Composed, Normalisation, Nystrom, Series, Structure},
+    mechanism::{Normalisation, Nystrom, Series, Structure},
     structure::nystrom::{self, Preset},
 };
 
 /// The part of `stats` that is the log-sum-exp of every row, where a composition has one.
-pub(crate) fn lse<'s>(m: &Composed, shape: &Shape, stats: &'s [f32]) -> Option<&'s [f32]> {
+pub(crate) fn lse<'s>(m: &Mechanism, shape: &Shape, stats: &'s [f32]) -> Option<&'s [f32]> {
     m.has_row_sums().then(|| &stats[..shape.slices() * shape.seq_q])
 }
 
 /// The structure of a composition by three factors.
-fn factored(m: &Composed) -> Option<&Nystrom> {
+fn factored(m: &Mechanism) -> Option<&Nystrom> {
     match (&m.structure, &m.normalisation) {
         (Structure::Nystrom(structure), Normalisation::Factors(_)) => Some(structure),
         _ => None,
@@ -63,7 +63,7 @@ fn factored(m: &Composed) -> Option<&Nystrom> {
 }
 
 /// The most hops that a call takes.
-fn hops(m: &Composed) -> u64 {
+fn hops(m: &Mechanism) -> u64 {
     match &m.series {
         Series::Hops(m) => m.count as u64,
         Series::Resolvent(m) => {
@@ -75,7 +75,7 @@ fn hops(m: &Composed) -> u64 {
 }
 
 /// How the operator contracts, for a series that needs it.
-fn measure(m: &Composed) -> Measure {
+fn measure(m: &Mechanism) -> Measure {
     match m.normalisation {
         Normalisation::Row(_) => Measure::Largest,
         _ => Measure::Square,
@@ -83,7 +83,7 @@ fn measure(m: &Composed) -> Measure {
 }
 
 /// The series of a composition over `hop`.
-fn sum_over<'a, H>(call: &Call<'_>, m: &'a Composed, hop: &'a H) -> Sum<'a, H> {
+fn sum_over<'a, H>(call: &Call<'_>, m: &'a Mechanism, hop: &'a H) -> Sum<'a, H> {
     let gamma = (0..call.shape.heads).map(|head| parameter(call, m, Parameter::Gamma, head)).collect();
     Sum { hop, series: &m.series, gamma, measure: measure(m), causal: call.mask.causal }
 }
@@ -91,7 +91,7 @@ fn sum_over<'a, H>(call: &Call<'_>, m: &'a Composed, hop: &'a H) -> Sum<'a, H> {
 /// Writes `out` and, as `stats`, how a solver ended: iterations and bound of every batch element and head.
 pub(crate) fn forward(
     call: &Call<'_>,
-    m: &Composed,
+    m: &Mechanism,
     out: &mut [f32],
     stats: &mut [f32],
     work: &mut [f32],
@@ -139,7 +139,7 @@ pub(crate) fn forward(
 }
 
 /// How a solver ended on every slice, where there was one.
-pub(crate) fn convergence(m: &Composed, shape: &Shape, stats: &[f32]) -> Option<Vec<Convergence>> {
+pub(crate) fn convergence(m: &Mechanism, shape: &Shape, stats: &[f32]) -> Option<Vec<Convergence>> {
     if !matches!(m.series, Series::Resolvent(_)) {
         return None;
     }
@@ -160,7 +160,7 @@ fn save(ended: &[Convergence], stats: &mut [f32]) {
 /// The gradients.
 pub(crate) fn backward(
     call: &Call<'_>,
-    m: &Composed,
+    m: &Mechanism,
     saved: &Saved<'_>,
     gradients: Gradients<'_, f32>,
     work: &mut [f32],

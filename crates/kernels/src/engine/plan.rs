@@ -5,8 +5,8 @@ use super::{
     tile,
 };
 use crate::{
-    Plan, Precision, Shape, Strategy,
-    mechanism::{Centering, Clustered, Composed, Dense, Normalisation, Score, Series, Structure, Whitening},
+    Mechanism, Plan, Precision, Shape, Strategy,
+    mechanism::{Centering, Clustered, Dense, Form, Normalisation, Score, Series, Softmax, Structure, Whitening},
     parallel::workers,
     score::{builtin, contract::Term},
     structure::{
@@ -19,7 +19,7 @@ use crate::{
 const NUMBERS: usize = 8;
 
 /// What a call does and needs; none where there is no fused path.
-pub(crate) fn plan(m: &Composed, shape: &Shape, causal: bool, precision: Precision) -> Option<Plan> {
+pub(crate) fn plan(m: &Mechanism, shape: &Shape, causal: bool, precision: Precision) -> Option<Plan> {
     if let Structure::Features(structure) = &m.structure {
         return Some(features::plan((m, structure), shape, causal, hops(m), precision));
     }
@@ -39,7 +39,7 @@ pub(crate) fn plan(m: &Composed, shape: &Shape, causal: bool, precision: Precisi
 }
 
 /// The plan of all pairs that are within the window.
-fn of_pairs(m: &Composed, shape: &Shape, causal: bool, hops: u64, precision: Precision) -> Plan {
+fn of_pairs(m: &Mechanism, shape: &Shape, causal: bool, hops: u64, precision: Precision) -> Plan {
     let (pairs, [sums, before]) = (seen(m, shape, causal), sweeps_beside(m));
     let [d, dv] = [shape.head_dim as u64, shape.value_dim as u64];
     let scores = pairs * per_channel(m, shape) * d;
@@ -67,7 +67,7 @@ fn of_pairs(m: &Composed, shape: &Shape, causal: bool, hops: u64, precision: Pre
 }
 
 /// Bytes that the two passes hold at once, where masked tokens or channels that are no whole vectors have all rows copied.
-fn held(m: &Composed, s: &Shape, precision: Precision) -> [usize; 2] {
+fn held(m: &Mechanism, s: &Shape, precision: Precision) -> [usize; 2] {
     let Shape { seq_q, seq_kv, .. } = *s;
     let ([d, dv], slices) = ([s.head_dim, s.value_dim].map(padded), s.slices());
     let (at_once, threads) = (workers(slices), workers(usize::MAX));
@@ -97,7 +97,7 @@ fn of_tasks(s: &Shape, stride: usize) -> usize {
 
 /// Numbers that a series keeps in each pass: a sum of hops every hop, and what comes back to one; a solver the values of kept tokens, what
 /// it applies the operator to and the result, and then, of its adjoint, five tensors of the hop that is swept back.
-pub(super) fn kept_by_series(m: &Composed, s: &Shape) -> [usize; 2] {
+pub(super) fn kept_by_series(m: &Mechanism, s: &Shape) -> [usize; 2] {
     let kept = match &m.series {
         Series::Hops(m) => [m.count, m.count + 1],
         Series::Resolvent(_) => [3, 5],
@@ -107,20 +107,20 @@ pub(super) fn kept_by_series(m: &Composed, s: &Shape) -> [usize; 2] {
 }
 
 /// The plan of softmax, whose bytes are those of all pairs, and whose costs are nearest to those of values that nothing fused holds.
-pub(crate) fn nearest(m: &Composed, shape: &Shape, causal: bool) -> Plan {
-    let softmax = crate::Mechanism::default().with_tied(m.tied);
+pub(crate) fn nearest(m: &Mechanism, shape: &Shape, causal: bool) -> Plan {
+    let softmax = Form::Softmax(Softmax::default().with_tied(m.tied));
     dense::plan(&softmax, shape, causal, Precision::Full)
 }
 
 /// Operations per channel of a pair's term: a distance has one more than a product.
-fn per_channel(m: &Composed, shape: &Shape) -> u64 {
+fn per_channel(m: &Mechanism, shape: &Shape) -> u64 {
     let value = |parameter| m.score.value(parameter, shape.head_dim, shape.heads);
     let term = builtin::with_head(&m.score, shape.head_dim, shape.heads, value, |score| score.term());
     if term == Term::Product { 2 } else { 3 }
 }
 
 /// Pairs of a query and a key that it may see, without masks.
-fn seen(m: &Composed, shape: &Shape, causal: bool) -> u64 {
+fn seen(m: &Mechanism, shape: &Shape, causal: bool) -> u64 {
     let dense = if let Structure::Dense(dense) = &m.structure { dense.clone() } else { Dense::default() };
     let sight = sight::Sight::dense(&dense, shape, causal);
     let row = |i: usize| {
@@ -134,7 +134,7 @@ fn seen(m: &Composed, shape: &Shape, causal: bool) -> u64 {
 
 /// Sweeps over the pairs beside those of the hops: forward for sums without which no value can be weighed; backward for these, where
 /// they are not saved, and for gradients of the values, which those of such sums come from.
-fn sweeps_beside(m: &Composed) -> [u64; 2] {
+fn sweeps_beside(m: &Mechanism) -> [u64; 2] {
     match &m.normalisation {
         m if normalise::is_streamed(m) => [0, 0],
         Normalisation::Symmetric(_) => [if m.tied { 1 } else { 2 }, 1],
@@ -157,7 +157,7 @@ fn rows(shape: &Shape, rows: usize) -> [usize; 2] {
 }
 
 /// The plan of a clustered graph, whose clusters are of equal size.
-fn of_clusters(m: &Composed, structure: &Clustered, shape: &Shape, causal: bool) -> Plan {
+fn of_clusters(m: &Mechanism, structure: &Clustered, shape: &Shape, causal: bool) -> Plan {
     let ssa = structure.ssa(m.planned_scale(), causal);
     let one = clustered::plan(&ssa, shape, causal);
     // A query that chooses for itself has a row for each cluster beside its own.

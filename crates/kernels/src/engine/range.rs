@@ -4,9 +4,9 @@ use rayon::prelude::*;
 
 use super::graph::parameter;
 use crate::{
-    Error, Parameter, Result, Shape,
+    Error, Mechanism, Parameter, Result, Shape,
     call::{Call, magnitude::largest},
-    mechanism::{Composed, Manifold, Score},
+    mechanism::{Manifold, Score},
     range::largest_landmark,
 };
 
@@ -39,13 +39,13 @@ struct Bound {
 }
 
 /// Whether f32 has room for what the score makes of the queries and keys that count.
-pub(super) fn check(call: &Call<'_>, m: &Composed) -> Result<()> {
+pub(super) fn check(call: &Call<'_>, m: &Mechanism) -> Result<()> {
     let slices = (0..call.shape.slices()).into_par_iter();
     // The first slice that does not fit is named, whatever the threads.
     slices.map(|slice| check_slice(call, m, slice)).find_first(Result::is_err).unwrap_or(Ok(()))
 }
 
-fn check_slice(call: &Call<'_>, m: &Composed, slice: usize) -> Result<()> {
+fn check_slice(call: &Call<'_>, m: &Mechanism, slice: usize) -> Result<()> {
     let Shape { heads, head_dim, .. } = call.shape;
     let of = |p| parameter(call, m, p, slice % heads);
     let [q, k] = largest(call, slice).map(f64::from);

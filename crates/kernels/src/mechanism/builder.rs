@@ -1,9 +1,10 @@
 //! Mechanisms in Rust: presets by name, and the four values of any of them replaced.
 
 use super::{
-    Composed, Fna, Infsa, InfsaResolvent, Laplacian, LaplacianExact, LinearInfsa, Mechanism, Normalisation, Score,
-    Series, Soft, Softmax, Ssa, Structure, Uniform,
+    Bias, Features, Fna, Form, Infsa, InfsaResolvent, Landmarks, Laplacian, LaplacianExact, LinearInfsa, Mechanism,
+    Normalisation, Projected, Score, Series, Soft, Softmax, Ssa, Structure, Uniform,
 };
+use crate::Parameter;
 
 /// Constructors of presets with their defaults.
 macro_rules! presets {
@@ -11,7 +12,7 @@ macro_rules! presets {
         impl Mechanism {
             $(#[doc = $about]
             pub fn $name() -> Self {
-                Self::$variant($fields)
+                Form::$variant($fields).into()
             })+
         }
     };
@@ -38,96 +39,133 @@ impl Default for Mechanism {
     }
 }
 
-/// Presets of fields that say which they are.
+/// Presets of their fields.
 macro_rules! from_fields {
     ($($variant:ident)+) => {
         $(impl From<$variant> for Mechanism {
+            /// Checked where it is bound to sizes.
             fn from(fields: $variant) -> Self {
-                Self::$variant(fields)
+                Form::$variant(fields).into()
             }
         })+
     };
 }
 
-from_fields! { Softmax Infsa InfsaResolvent LinearInfsa Fna Laplacian LaplacianExact Ssa }
+from_fields! { Softmax Uniform Infsa InfsaResolvent LinearInfsa Fna Laplacian LaplacianExact Ssa }
+
+impl From<Soft> for Mechanism {
+    /// `soft`, or, with degrees, `soft-pp`.
+    fn from(fields: Soft) -> Self {
+        if fields.degree.is_some() { Form::SoftPp(fields).into() } else { Form::Soft(fields).into() }
+    }
+}
 
 impl Mechanism {
     /// `score`, densely, rows normalised, one hop.
-    ///
-    /// ```
-    /// use resolvent_kernels::mechanism::*;
-    /// let levy = Score::Levy(PowerLaw::default().with_alpha(1.5));
-    /// let over_clusters = Mechanism::new(levy).structure(Ssa::default().with_clusters(Some(16)));
-    /// let diffused = Mechanism::ssa().series(Resolvent::default().with_gamma(0.8));
-    /// assert_eq!(over_clusters.to_string(), "levy x clustered x row x one-hop");
-    /// assert_eq!(diffused.to_string(), "dot-exp x clustered x row x resolvent");
-    /// ```
     pub fn new(score: impl Into<Score>) -> Self {
-        Composed::new(score).into()
+        Self {
+            score: score.into(),
+            structure: Structure::default(),
+            normalisation: Normalisation::default(),
+            series: Series::default(),
+            bias: None,
+            tied: false,
+            causal: false,
+            name: None,
+        }
     }
 
     /// The same with another score.
     #[must_use]
     pub fn score(self, score: impl Into<Score>) -> Self {
-        Composed { score: score.into(), ..self.values() }.into()
+        Self { score: score.into(), ..self.composed() }
     }
 
     /// The same with another structure.
     #[must_use]
     pub fn structure(self, structure: impl Into<Structure>) -> Self {
-        self.values().structure(structure).into()
+        Self { structure: structure.into(), ..self.composed() }
     }
 
     /// The same with another normalisation.
     #[must_use]
     pub fn normalisation(self, normalisation: impl Into<Normalisation>) -> Self {
-        self.values().normalisation(normalisation).into()
+        Self { normalisation: normalisation.into(), ..self.composed() }
     }
 
     /// The same with another series.
     #[must_use]
     pub fn series(self, series: impl Into<Series>) -> Self {
-        self.values().series(series).into()
+        Self { series: series.into(), ..self.composed() }
+    }
+
+    /// The same with a bias on the logits of pairs.
+    #[must_use]
+    pub fn bias(self, bias: impl Into<Bias>) -> Self {
+        Self { bias: Some(bias.into()), ..self.composed() }
     }
 
     /// The same with keys that are the queries, or not.
     #[must_use]
     pub fn with_tied(self, tied: bool) -> Self {
-        match self {
-            _ if self.tied() == tied => self,
-            Self::Softmax(m) => Self::Softmax(Softmax { tied, ..m }),
-            Self::Infsa(m) => Self::Infsa(Infsa { tied, ..m }),
-            Self::InfsaResolvent(m) => Self::InfsaResolvent(InfsaResolvent { tied, ..m }),
-            Self::LinearInfsa(m) => Self::LinearInfsa(LinearInfsa { tied, ..m }),
-            Self::Fna(m) => Self::Fna(Fna { tied, ..m }),
-            Self::Laplacian(m) => Self::Laplacian(Laplacian { tied, ..m }),
-            Self::LaplacianExact(m) => Self::LaplacianExact(LaplacianExact { tied, ..m }),
-            other => other.values().tied(tied).into(),
-        }
-    }
-
-    /// Whether it is part of what the preset is that keys are the queries, or are not: `uniform` reads neither, `ssa` both, `soft` and
-    /// `soft-pp` one of them.
-    pub const fn fixes_tying(&self) -> bool {
-        matches!(self, Self::Uniform(_) | Self::Ssa(_) | Self::Soft(_) | Self::SoftPp(_))
+        if self.tied == tied { self } else { Self { tied, ..self }.settled() }
     }
 
     /// The same with queries that see no later key, or with ones that see all.
     #[must_use]
     pub fn with_causal(self, causal: bool) -> Self {
-        match self {
-            Self::Softmax(m) => Self::Softmax(Softmax { causal, ..m }),
-            Self::Uniform(Uniform { .. }) => Self::Uniform(Uniform { causal }),
-            Self::Infsa(m) => Self::Infsa(Infsa { causal, ..m }),
-            Self::InfsaResolvent(m) => Self::InfsaResolvent(InfsaResolvent { causal, ..m }),
-            Self::LinearInfsa(m) => Self::LinearInfsa(LinearInfsa { causal, ..m }),
-            Self::Soft(m) => Self::Soft(Soft { causal, ..m }),
-            Self::SoftPp(m) => Self::SoftPp(Soft { causal, ..m }),
-            Self::Fna(m) => Self::Fna(Fna { causal, ..m }),
-            Self::Laplacian(m) => Self::Laplacian(Laplacian { causal, ..m }),
-            Self::LaplacianExact(m) => Self::LaplacianExact(LaplacianExact { causal, ..m }),
-            Self::Ssa(m) => Self::Ssa(Ssa { causal, ..m }),
-            Self::Composed(m) => m.causal(causal).into(),
+        Self { causal, ..self }
+    }
+
+    /// The same mechanism with `change` applied to its decay, where it has one.
+    #[must_use]
+    pub fn with_gamma(mut self, change: impl FnOnce(f64) -> f64) -> Self {
+        if self.own().is_none_or(|form| form.parameters().contains(&Parameter::Gamma)) {
+            let gamma = self.series.gamma_mut();
+            *gamma = change(*gamma);
         }
+        self
+    }
+
+    /// The same mechanism, told how many tokens a sequence has at most, where learned maps have a column for each; one whose configuration
+    /// says how many is unchanged.
+    #[must_use]
+    pub fn with_max_tokens(mut self, number: usize) -> Self {
+        if let Structure::Projected(m) = &mut self.structure {
+            m.max_tokens.get_or_insert(number);
+        }
+        self
+    }
+
+    /// The same mechanism with so many combinations of all keys standing for these, where the structure is [`Structure::Projected`].
+    #[must_use]
+    pub fn with_projected(mut self, count: usize) -> Self {
+        if let Structure::Projected(m) = &mut self.structure {
+            m.count = count;
+        }
+        self
+    }
+
+    /// The same mechanism with another seed for what it draws: landmarks, clusters and sampled edges, random features, maps.
+    #[must_use]
+    pub fn with_seed(mut self, number: u64) -> Self {
+        match &mut self.structure {
+            Structure::Features(Features { seed, .. }) | Structure::Projected(Projected { seed, .. }) => *seed = number,
+            Structure::Clustered(m) => m.set_seed(number),
+            _ => {}
+        }
+        self.with_landmarks(|landmarks| match landmarks {
+            Landmarks::Random { count, .. } => Landmarks::Random { count, seed: number },
+            other => other,
+        })
+    }
+
+    /// The same mechanism with a row for every query, also where it would return a common one once.
+    #[must_use]
+    pub fn with_every_row(mut self) -> Self {
+        if let Structure::Pooled(m) = &mut self.structure {
+            m.broadcast = true;
+        }
+        self
     }
 }

@@ -5,7 +5,7 @@ use derive_setters::Setters;
 use serde::{Deserialize, Serialize};
 
 use super::{Mechanism, Score, presets::is_false};
-use crate::{Extras, Parameter, Shape};
+use crate::{Extras, Parameter};
 
 /// Where the tokens of [`Fna`] live, and so what their distance is.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -136,11 +136,6 @@ impl Fna {
         let Resolved { kappa, intrinsic_dim } = self.resolve(head_dim, heads);
         [given(Parameter::Kappa).unwrap_or(kappa), intrinsic_dim + given(Parameter::Alpha).unwrap_or(self.alpha)]
     }
-
-    /// What stands for `alpha` or `kappa` where a call does not give it.
-    pub(super) fn parameter(&self, parameter: Parameter, shape: &Shape) -> f64 {
-        if parameter == Parameter::Alpha { self.alpha } else { self.resolve(shape.head_dim, shape.heads).kappa }
-    }
 }
 
 /// The length scale of whatever mechanism measures distances by one.
@@ -148,12 +143,8 @@ impl Mechanism {
     /// The length scale as it is configured (`None`: by the manifold's rule) and the manifold, where the score is a power law of the
     /// distance.
     pub const fn length_scale_mut(&mut self) -> Option<(&mut Option<Kappa>, Manifold)> {
-        match self {
-            Self::Fna(m) => Some((&mut m.kappa, m.manifold)),
-            Self::Composed(m) => match &mut m.score {
-                Score::Levy(m) | Score::Student(m) => Some((&mut m.kappa, m.manifold)),
-                _ => None,
-            },
+        match &mut self.score {
+            Score::Levy(m) | Score::Student(m) => Some((&mut m.kappa, m.manifold)),
             _ => None,
         }
     }
@@ -162,19 +153,9 @@ impl Mechanism {
     /// how many heads there are.
     #[must_use]
     pub fn of_one_head(mut self, head_dim: usize, heads: usize) -> Self {
-        let among = |m: &Fna| {
-            let Resolved { kappa, intrinsic_dim } = m.resolve(head_dim, heads);
-            (Some(Kappa::Value(kappa)), Some(intrinsic_dim))
-        };
-        match &mut self {
-            Self::Fna(m) => (m.kappa, m.intrinsic_dim) = among(m),
-            Self::Composed(m) => {
-                let law = m.score.as_fna();
-                if let Score::Levy(m) | Score::Student(m) = &mut m.score {
-                    (m.kappa, m.intrinsic_dim) = among(&law);
-                }
-            }
-            _ => {}
+        let Resolved { kappa, intrinsic_dim } = self.score.as_fna().resolve(head_dim, heads);
+        if let Score::Levy(m) | Score::Student(m) = &mut self.score {
+            (m.kappa, m.intrinsic_dim) = (Some(Kappa::Value(kappa)), Some(intrinsic_dim));
         }
         self
     }

@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::{Composed, Dense, Mechanism, Normalisation, Row, Soft, Structure, Symmetric};
+use super::{Dense, Form, Mechanism, Normalisation, Row, Structure, Symmetric};
 use crate::Shape;
 
 /// Where the landmarks come from; tagged by `kind` in JSON: `{"kind": "pool", "ratio": 4}`. A window is `ratio` tokens of
@@ -166,15 +166,7 @@ pub enum InverseGradient {
 /// Landmarks of whatever mechanism has them, and their grid.
 impl Mechanism {
     const fn landmark_fields(&self) -> Option<(Landmarks, Option<[usize; 2]>)> {
-        match self {
-            Self::Soft(m) | Self::SoftPp(m) => Some((m.landmarks, m.grid)),
-            Self::Laplacian(m) => Some((m.landmarks, m.grid)),
-            Self::Composed(m) => match &m.structure {
-                Structure::Nystrom(m) => Some((m.landmarks, m.grid)),
-                _ => None,
-            },
-            _ => None,
-        }
+        if let Structure::Nystrom(m) = &self.structure { Some((m.landmarks, m.grid)) } else { None }
     }
 
     /// Where the landmarks come from, of a mechanism that is configured with some; [`Landmarks::All`] says that there are none.
@@ -195,33 +187,14 @@ impl Mechanism {
 
     /// Width of the filter over the values that is added to the operator; 0 without one.
     pub const fn value_conv(&self) -> usize {
-        match self {
-            Self::Soft(m) | Self::SoftPp(m) => m.value_conv,
-            Self::Composed(m) => match &m.structure {
-                Structure::Nystrom(m) => m.value_conv,
-                _ => 0,
-            },
-            _ => 0,
-        }
-    }
-
-    fn landmarks_mut(&mut self) -> Option<(&mut Landmarks, &mut Option<[usize; 2]>)> {
-        match self {
-            Self::Soft(m) | Self::SoftPp(m) => Some((&mut m.landmarks, &mut m.grid)),
-            Self::Laplacian(m) => Some((&mut m.landmarks, &mut m.grid)),
-            Self::Composed(m) => match &mut m.structure {
-                Structure::Nystrom(m) => Some((&mut m.landmarks, &mut m.grid)),
-                _ => None,
-            },
-            _ => None,
-        }
+        if let Structure::Nystrom(m) = &self.structure { m.value_conv } else { 0 }
     }
 
     /// The same mechanism with `change` applied to its landmarks, where it has any.
     #[must_use]
     pub fn with_landmarks(mut self, change: impl FnOnce(Landmarks) -> Landmarks) -> Self {
-        if let Some((landmarks, _)) = self.landmarks_mut() {
-            *landmarks = change(*landmarks);
+        if let Structure::Nystrom(m) = &mut self.structure {
+            m.landmarks = change(m.landmarks);
         }
         self
     }
@@ -229,8 +202,8 @@ impl Mechanism {
     /// The same mechanism with its tokens on `grid`, if one is given; a mechanism that knows no grid as it is.
     #[must_use]
     pub fn with_grid(mut self, grid: Option<[usize; 2]>) -> Self {
-        if let (Some(grid), Some((_, own))) = (grid, self.landmarks_mut()) {
-            *own = Some(grid);
+        if let Structure::Nystrom(m) = &mut self.structure {
+            m.grid = grid.or(m.grid);
         }
         self
     }
@@ -239,22 +212,22 @@ impl Mechanism {
     /// values, as it is.
     #[must_use]
     pub fn without_landmarks(self) -> Self {
-        let all = |m: Soft| m.with_landmarks(Landmarks::All).with_landmark_act(false);
-        match self {
-            Self::Soft(m) => Self::Soft(all(m)),
-            Self::SoftPp(m) => Self::SoftPp(all(m)),
-            Self::Laplacian(m) => m.exact().into(),
-            Self::Composed(m) if matches!(&m.structure, Structure::Nystrom(own) if own.value_conv == 0) => {
-                let normalisation = match m.normalisation {
+        match (self.own(), &self.structure) {
+            (Some(Form::Soft(m) | Form::SoftPp(m)), _) => {
+                m.with_landmarks(Landmarks::All).with_landmark_act(false).into()
+            }
+            (Some(Form::Laplacian(m)), _) => m.exact().into(),
+            (None, Structure::Nystrom(own)) if own.value_conv == 0 => {
+                let normalisation = match self.normalisation {
                     // Each of the factors is softmax, as the whole is.
                     Normalisation::Factors(_) => Row::default().into(),
                     // Degrees of landmarks are those of all tokens.
                     Normalisation::Symmetric(_) => Symmetric::default().into(),
                     other => other,
                 };
-                Composed { structure: Dense::default().into(), normalisation, name: None, ..*m }.into()
+                Self { structure: Dense::default().into(), normalisation, name: None, ..self }
             }
-            other => other,
+            _ => self,
         }
     }
 
@@ -263,7 +236,7 @@ impl Mechanism {
     pub fn landmarks(&self, shape: &Shape) -> Option<usize> {
         let landmarks = self.landmark_kind().filter(|landmarks| *landmarks != Landmarks::All)?;
         // Filters of `laplacian` take windows that they do not fill.
-        Some(landmarks.count(shape.seq_kv, self.grid(), matches!(self, Self::Laplacian(_))))
+        Some(landmarks.count(shape.seq_kv, self.grid(), self.filters_by_channel()))
     }
 
     /// How many landmarks are drawn at random, where they are.

@@ -1,9 +1,9 @@
 //! Presets by their ids; those that are nothing but four values and a name stand here: what others attend with.
 
 use super::{
-    CausalClusters, ClusterOn, Composed, CosineExp, Dense, Dot, DotExp, DotSigmoid, Estimator, Factor, Factors,
-    FeatureMap, Features, Fna, Infsa, InfsaResolvent, InverseGradient, Landmarks, Laplacian, LaplacianExact,
-    LinearInfsa, Mechanism, Nystrom, PoolWindows, Projected, RouteBy, Score, Soft, Softmax, Ssa, Uniform, Unnormalised,
+    CausalClusters, ClusterOn, CosineExp, Dense, Dot, DotExp, DotSigmoid, Estimator, Factor, Factors, FeatureMap,
+    Features, Form, InverseGradient, Landmarks, Mechanism, Nystrom, PoolWindows, Projected, RouteBy, Score, Ssa,
+    Unnormalised,
 };
 use crate::{Error, Result};
 
@@ -14,7 +14,7 @@ pub(super) struct Named {
     pub paper: &'static str,
     /// What it is, in a sentence.
     pub summary: &'static str,
-    pub values: fn() -> Composed,
+    pub values: fn() -> Mechanism,
 }
 
 /// Every such preset, in the order of the tables. A further one is a line here.
@@ -23,32 +23,32 @@ pub(super) const NAMED: [Named; 9] = [
         id: "cosine",
         paper: "Swin Transformer V2: Scaling Up Capacity and Resolution",
         summary: "Softmax of the cosine of query and key, ten times as steep: lengths say nothing.",
-        values: || Composed::new(CosineExp::default()),
+        values: || Mechanism::new(CosineExp::default()),
     },
     Named {
         id: "sigmoid",
         paper: "Theory, Analysis, and Best Practices for Sigmoid Self-Attention",
         summary: "Every pair by itself, a sigmoid of its product less the logarithm of the number of keys: no row is normalised.",
-        values: || Composed::new(DotSigmoid::default()).normalisation(Unnormalised::default()),
+        values: || Mechanism::new(DotSigmoid::default()).normalisation(Unnormalised::default()),
     },
     Named {
         id: "relu",
         paper: "Replacing softmax with ReLU in Vision Transformers",
         summary: "Rectified products over the number of keys: no row is normalised, and most weights are zero.",
-        values: || Composed::new(Score::DotRelu(Dot::default())).normalisation(Unnormalised { factor: Factor::InvN }),
+        values: || Mechanism::new(Score::DotRelu(Dot::default())).normalisation(Unnormalised { factor: Factor::InvN }),
     },
     Named {
         id: "linear",
         paper: "Transformers are RNNs: Fast Autoregressive Transformers with Linear Attention",
         summary: "Products of positive features, elu + 1, rows normalised: sums over all keys, linear in the tokens.",
-        values: || Composed::new(DotExp::default()).structure(Features::default()),
+        values: || Mechanism::new(DotExp::default()).structure(Features::default()),
     },
     Named {
         id: "performer",
         paper: "Rethinking Attention with Performers",
         summary: "Softmax estimated by random features: sums over all keys, linear in the tokens.",
         values: || {
-            Composed::new(DotExp::default()).structure(Features { map: FeatureMap::Favor, ..Features::default() })
+            Mechanism::new(DotExp::default()).structure(Features { map: FeatureMap::Favor, ..Features::default() })
         },
     },
     Named {
@@ -64,20 +64,20 @@ pub(super) const NAMED: [Named; 9] = [
                 gradient: InverseGradient::Unrolled,
                 ..Nystrom::default()
             };
-            Composed::new(DotExp::default()).structure(nystrom).normalisation(Factors {})
+            Mechanism::new(DotExp::default()).structure(nystrom).normalisation(Factors {})
         },
     },
     Named {
         id: "linformer",
         paper: "Linformer: Self-Attention with Linear Complexity",
         summary: "Softmax over a fixed number of learned combinations of all keys and values, linear in the tokens.",
-        values: || Composed::new(DotExp::default()).structure(Projected::default()),
+        values: || Mechanism::new(DotExp::default()).structure(Projected::default()),
     },
     Named {
         id: "local",
         paper: "Longformer: The Long-Document Transformer",
         summary: "Softmax within a window of tokens around each.",
-        values: || Composed::new(DotExp::default()).structure(Dense { window: Some(256), sinks: 0 }),
+        values: || Mechanism::new(DotExp::default()).structure(Dense { window: Some(256), sinks: 0 }),
     },
     Named {
         id: "routed",
@@ -86,15 +86,25 @@ pub(super) const NAMED: [Named; 9] = [
         values: || {
             let ssa = Ssa::default().with_cluster_on(ClusterOn::Keys).with_estimator(Estimator::Centroid);
             let ssa = ssa.with_causal_clusters(CausalClusters::Segment { size: 256 });
-            Composed::new(DotExp::default()).structure(ssa.with_route_by(RouteBy::Query).with_routes(4))
+            Mechanism::new(DotExp::default()).structure(ssa.with_route_by(RouteBy::Query).with_routes(4))
         },
     },
 ];
 
 /// The composition that a preset names.
-pub(super) fn named(id: &str) -> Option<Composed> {
+pub(super) fn named(id: &str) -> Option<Mechanism> {
     let Named { id, values, .. } = NAMED.into_iter().find(|preset| preset.id == id)?;
-    Some(Composed { name: Some(id), ..values() })
+    Some(Mechanism { name: Some(id), ..values() })
+}
+
+/// The title of the paper of a preset that is nothing but four values.
+pub(super) fn paper(id: &str) -> Option<&'static str> {
+    NAMED.into_iter().find(|preset| preset.id == id).map(|preset| preset.paper)
+}
+
+/// Whether a preset has fields of its own.
+pub(super) fn has_fields(id: &str) -> bool {
+    OWN.iter().any(|(own, _)| *own == id)
 }
 
 /// Presets that have a struct of their own, in the order of the tables, and what they are in a sentence.
@@ -159,25 +169,8 @@ impl Mechanism {
     /// # Errors
     /// [`Error::Config`] listing the known ids.
     pub fn preset(id: &str) -> Result<Self> {
-        Ok(match id {
-            "softmax" => Self::Softmax(Softmax::default()),
-            "uniform" => Self::Uniform(Uniform::default()),
-            "infsa" => Self::Infsa(Infsa::default()),
-            "infsa-resolvent" => Self::InfsaResolvent(InfsaResolvent::default()),
-            "linear-infsa" => Self::LinearInfsa(LinearInfsa::default()),
-            "soft" => Self::Soft(Soft::default()),
-            "soft-pp" => Self::SoftPp(Soft::plus()),
-            "laplacian" => Self::Laplacian(Laplacian::default()),
-            "laplacian-exact" => Self::LaplacianExact(LaplacianExact::default()),
-            "ssa" => Self::Ssa(Ssa::default()),
-            "fna" => Self::Fna(Fna::default()),
-            _ => {
-                if let Some(composed) = named(id) {
-                    return Ok(composed.into());
-                }
-                let problem = format!("unknown mechanism `{id}`, expected one of: {}", Self::IDS.join(", "));
-                return Err(Error::Config { field: "mechanism".into(), problem });
-            }
-        })
+        let preset = Form::preset(id).map(Self::from).or_else(|| named(id));
+        let problem = || format!("unknown mechanism `{id}`, expected one of: {}", Self::IDS.join(", "));
+        preset.ok_or_else(|| Error::Config { field: "mechanism".into(), problem: problem() })
     }
 }

@@ -4,7 +4,9 @@ use serde::{Deserialize, Serialize};
 
 use serde_json::{Map, Value};
 
-use super::{Composed, Mechanism, NormBias, Soft, named};
+use super::{
+    Bias, DotExp, Form, Mechanism, NormBias, Normalisation, Score, Series, Soft, Structure, named, presets::is_false,
+};
 use crate::{Error, Result};
 
 impl Serialize for NormBias {
@@ -45,27 +47,38 @@ impl<'de> Deserialize<'de> for NormBias {
     }
 }
 
+/// A configuration as it is written.
+#[derive(Serialize)]
+struct Tagged<'a, T> {
+    mechanism: &'static str,
+    #[serde(flatten)]
+    fields: &'a T,
+}
+
+/// The fields of a composition as they are written.
+#[derive(Serialize)]
+struct Values<'a> {
+    score: &'a Score,
+    structure: &'a Structure,
+    normalisation: &'a Normalisation,
+    series: &'a Series,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    bias: &'a Option<Bias>,
+    #[serde(skip_serializing_if = "is_false")]
+    tied: bool,
+    #[serde(skip_serializing_if = "is_false")]
+    causal: bool,
+}
+
 impl Serialize for Mechanism {
     fn serialize<S: serde::Serializer>(&self, s: S) -> std::result::Result<S::Ok, S::Error> {
-        #[derive(Serialize)]
-        struct Tagged<'a, T> {
-            mechanism: &'static str,
-            #[serde(flatten)]
-            fields: &'a T,
-        }
         macro_rules! tagged {
             ($($variant:ident),+) => {
-                match self {
-                    $(Self::$variant(m) => Tagged { mechanism: self.id(), fields: m }.serialize(s),)+
+                match self.own() {
+                    $(Some(Form::$variant(m)) => return Tagged { mechanism: self.id(), fields: &m }.serialize(s),)+
+                    _ => {}
                 }
             };
-        }
-        if let Self::Composed(m) = self
-            && m.has_lost_its_window()
-        {
-            let mut fields = serde_json::to_value(m).map_err(serde::ser::Error::custom)?;
-            fields["structure"]["window"] = serde_json::Value::Null;
-            return Tagged { mechanism: self.id(), fields: &fields }.serialize(s);
         }
         tagged!(
             Softmax,
@@ -78,9 +91,16 @@ impl Serialize for Mechanism {
             Laplacian,
             LaplacianExact,
             Ssa,
-            Fna,
-            Composed
-        )
+            Fna
+        );
+        let Self { score, structure, normalisation, series, bias, tied, causal, .. } = self;
+        let values = Values { score, structure, normalisation, series, bias, tied: *tied, causal: *causal };
+        if self.has_lost_its_window() {
+            let mut fields = serde_json::to_value(values).map_err(serde::ser::Error::custom)?;
+            fields["structure"]["window"] = serde_json::Value::Null;
+            return Tagged { mechanism: self.id(), fields: &fields }.serialize(s);
+        }
+        Tagged { mechanism: self.id(), fields: &values }.serialize(s)
     }
 }
 
@@ -174,45 +194,45 @@ impl Mechanism {
             Some(other) => return Err(config("mechanism", format!("expected a string, found {other}"))),
             None => return Err(config("mechanism", format!("missing; one of: {}", Self::IDS.join(", ")))),
         };
-        let composed = if id == "composed" { Some(Composed::default()) } else { named::named(&id) };
-        if let Some(composed) = composed {
-            let composed = composed.with_fields(fields, id != "composed")?;
+        let values = if id == Self::COMPOSED { Some(Self::new(DotExp::default())) } else { named::named(&id) };
+        if let Some(values) = values {
+            let composed = values.with_fields(fields, id != Self::COMPOSED)?;
             composed.validate()?;
-            return Ok(composed.into());
+            return Ok(composed);
         }
-        if Composed::REPLACED.iter().any(|part| fields.contains_key(*part)) {
+        if Self::REPLACED.iter().any(|part| fields.contains_key(*part)) {
             return Self::with_parts(id, fields);
         }
-        let mechanism = match Self::preset(&id)? {
-            Self::Softmax(_) => Self::Softmax(fields_of("", fields)?),
-            Self::Uniform(_) => Self::Uniform(fields_of("", fields)?),
-            Self::Infsa(_) => Self::Infsa(fields_of("", fields)?),
-            Self::InfsaResolvent(_) => Self::InfsaResolvent(fields_of("", fields)?),
-            Self::LinearInfsa(_) => Self::LinearInfsa(fields_of("", fields)?),
-            Self::Ssa(_) => Self::Ssa(fields_of("", fields)?),
-            Self::Fna(_) => Self::Fna(fields_of("", fields)?),
-            Self::Soft(_) => Self::Soft(fields_of("", fields)?),
-            Self::SoftPp(_) => Self::SoftPp(fields_of::<Soft>("", fields)?.with_default_degree()),
-            Self::Laplacian(_) => Self::Laplacian(fields_of("", fields)?),
-            Self::LaplacianExact(_) => Self::LaplacianExact(fields_of("", fields)?),
-            Self::Composed(m) => Self::Composed(m),
+        let form = match Self::preset(&id)?.form() {
+            Form::Softmax(_) => Form::Softmax(fields_of("", fields)?),
+            Form::Uniform(_) => Form::Uniform(fields_of("", fields)?),
+            Form::Infsa(_) => Form::Infsa(fields_of("", fields)?),
+            Form::InfsaResolvent(_) => Form::InfsaResolvent(fields_of("", fields)?),
+            Form::LinearInfsa(_) => Form::LinearInfsa(fields_of("", fields)?),
+            Form::Ssa(_) => Form::Ssa(fields_of("", fields)?),
+            Form::Fna(_) => Form::Fna(fields_of("", fields)?),
+            Form::Soft(_) => Form::Soft(fields_of("", fields)?),
+            Form::SoftPp(_) => Form::SoftPp(fields_of::<Soft>("", fields)?.with_default_degree()),
+            Form::Laplacian(_) => Form::Laplacian(fields_of("", fields)?),
+            Form::LaplacianExact(_) => Form::LaplacianExact(fields_of("", fields)?),
+            composed @ Form::Composed(_) => composed,
         };
-        mechanism.validate()?;
-        Ok(mechanism)
+        form.validate()?;
+        Ok(form.into())
     }
 }
 
 impl Mechanism {
     /// The preset `id` with its own fields, and some of its four values replaced, or fields of these, or with a bias.
     fn with_parts(id: String, fields: Map<String, Value>) -> Result<Self> {
-        let is_part = |name: &String| Composed::REPLACED.contains(&name.as_str());
+        let is_part = |name: &String| Self::REPLACED.contains(&name.as_str());
         let (parts, mut own): (Map<_, _>, Map<_, _>) = fields.into_iter().partition(|(name, _)| is_part(name));
         own.insert("mechanism".into(), id.into());
         let read = |own: Map<String, Value>| {
             let preset = Self::from_value(own.into())?.values();
             Ok((preset.clone(), preset.with_fields(parts.clone(), true)?))
         };
-        let (preset, composed): (Composed, Composed) = read(own.clone())?;
+        let (preset, composed): (Self, Self) = read(own.clone())?;
         for name in own.keys().filter(|name| *name != "mechanism") {
             let others = own.iter().filter(|(other, _)| *other != name).map(|(name, x)| (name.clone(), x.clone()));
             // Without the field the preset is another, and what the parts make of it the same.
@@ -224,7 +244,7 @@ impl Mechanism {
             }
         }
         composed.validate()?;
-        Ok(composed.into())
+        Ok(composed)
     }
 }
 

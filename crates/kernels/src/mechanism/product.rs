@@ -2,10 +2,10 @@
 
 use serde_json::{Map, Value};
 
-use super::{Composed, Normalisation, Score, Series, Structure};
+use super::{DotExp, Mechanism, Normalisation, Score, Series, Structure};
 use crate::Result;
 
-impl Composed {
+impl Mechanism {
     /// Every combination of a score, a structure, a normalisation and a series, by their kinds, in the order of the tables.
     pub fn kinds() -> impl Iterator<Item = [&'static str; 4]> {
         let last = |score, structure| {
@@ -18,11 +18,11 @@ impl Composed {
             .flat_map(move |score| Structure::KINDS.into_iter().flat_map(move |structure| last(score, structure)))
     }
 
-    /// The values of these kinds with their defaults, whether or not they go together: [`Composed::refused`] tells.
+    /// The values of these kinds with their defaults, whether or not they go together: [`Mechanism::refused`] tells.
     ///
     /// ```
-    /// use resolvent_kernels::mechanism::Composed;
-    /// let refused = |kinds| Composed::of_kinds(kinds).unwrap().refused();
+    /// use resolvent_kernels::Mechanism;
+    /// let refused = |kinds| Mechanism::of_kinds(kinds).unwrap().refused();
     /// assert!(refused(["levy", "clustered", "row", "resolvent"]).is_ok());
     /// assert!(refused(["dot-relu", "nystrom", "row", "one-hop"]).is_err()); // no inverse
     /// ```
@@ -36,7 +36,7 @@ impl Composed {
             structure: Structure::from_fields(kind(structure))?,
             normalisation: Normalisation::from_fields(kind(normalisation))?,
             series: Series::from_fields(kind(series))?,
-            ..Self::default()
+            ..Self::new(DotExp::default())
         })
     }
 }

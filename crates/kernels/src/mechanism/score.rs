@@ -319,14 +319,14 @@ impl Score {
     }
 
     /// The learnable tensors that the score has, one value per head each.
-    pub fn parameters(&self) -> Vec<Parameter> {
+    pub fn parameters(&self) -> &'static [Parameter] {
         match self {
-            Self::DotSigmoid(m) if m.offset.is_some() => vec![Parameter::Scale, Parameter::Offset],
-            Self::Levy(m) if m.alpha == 2.0 => vec![Parameter::Kappa],
-            Self::Levy(_) | Self::Student(_) => vec![Parameter::Alpha, Parameter::Kappa],
-            Self::Laplacian(_) => vec![Parameter::Lambda],
-            Self::Constant(_) | Self::Custom(_) => Vec::new(),
-            _ => vec![Parameter::Scale],
+            Self::DotSigmoid(m) if m.offset.is_some() => &[Parameter::Scale, Parameter::Offset],
+            Self::Levy(m) if m.alpha == 2.0 => &[Parameter::Kappa],
+            Self::Levy(_) | Self::Student(_) => &[Parameter::Alpha, Parameter::Kappa],
+            Self::Laplacian(_) => &[Parameter::Lambda],
+            Self::Constant(_) | Self::Custom(_) => &[],
+            _ => &[Parameter::Scale],
         }
     }
 

@@ -53,11 +53,11 @@ fn is_zero(x: &usize) -> bool {
 
 /// Fields of [`Structure::Clustered`]: those of [`Ssa`] but for `scale` and `causal`, which are the score's and the mechanism's.
 #[derive(Debug, Clone, Default, PartialEq)]
-pub struct Clustered(Ssa);
+pub struct Clustered(Box<Ssa>);
 
 impl From<Ssa> for Clustered {
     fn from(m: Ssa) -> Self {
-        Self(Ssa { scale: None, causal: false, ..m })
+        Self(Box::new(Ssa { scale: None, causal: false, ..m }))
     }
 }
 
@@ -72,7 +72,7 @@ impl Clustered {
 
     /// The same fields, with what a score and a mechanism say.
     pub fn ssa(&self, scale: Option<f64>, causal: bool) -> Ssa {
-        Ssa { scale, causal, ..self.0.clone() }
+        Ssa { scale, causal, ..(*self.0).clone() }
     }
 }
 

@@ -1,7 +1,7 @@
 //! Which compositions are defined. Refusals follow from properties of the values, never from a list of names.
 
 use super::{
-    Centering, Composed, Degree, Estimator, Inverse, Landmarks, Manifold, NewtonInit, Normalisation, Nystrom, Score,
+    Centering, Degree, Estimator, Inverse, Landmarks, Manifold, Mechanism, NewtonInit, Normalisation, Nystrom, Score,
     Series, Structure, Whitening,
     structure::FeatureMap,
     valid::{check, check_kappa, check_scale},
@@ -11,12 +11,12 @@ use crate::{Error, Result, Shape};
 /// What is refused, and why.
 type Refusal = (&'static str, &'static str);
 
-impl Composed {
-    /// Checks every field against its range, and the values against each other.
+impl Mechanism {
+    /// Checks every field of a composition against its range, and the values against each other.
     ///
     /// # Errors
     /// [`Error::OutOfRange`] naming the field; [`Error::Unsupported`] for a combination that is not defined.
-    pub fn validate(&self) -> Result<()> {
+    pub(super) fn check_values(&self) -> Result<()> {
         self.score.validate()?;
         if let Score::CosineExp(m) = &self.score {
             self.check_scale(m.scale)?;
@@ -215,7 +215,7 @@ impl Composed {
     }
 
     /// Whether the composition is defined for these sizes and for causality.
-    pub(super) fn check_support(&self, shape: &Shape, causal: bool) -> Result<()> {
+    pub(super) fn check_values_at(&self, shape: &Shape, causal: bool) -> Result<()> {
         let cross = shape.seq_q != shape.seq_kv;
         if causal {
             self.refusal(self.causal_refused())?;

@@ -1,6 +1,6 @@
 //! The range of every field, and what each mechanism is defined for.
 
-use super::{DistanceKernel, Fna, Kappa, KappaRule, Manifold, Mechanism, NormBias};
+use super::{Fna, Form, Kappa, KappaRule, Manifold, Mechanism, NormBias, Score, Series};
 use crate::{Dropout, Error, Parameter, Result, Shape};
 
 impl Mechanism {
@@ -10,7 +10,7 @@ impl Mechanism {
     /// [`Error::OutOfRange`] for a field, [`Error::Unsupported`] for the combination.
     pub fn check(&self, shape: &Shape, causal: bool) -> Result<()> {
         self.validate()?;
-        check_support(self, shape, causal || self.causal())
+        check_support(self, shape, causal || self.causal)
     }
 
     /// Checks values that replace a configured one, as those of [`crate::Extras`] do.
@@ -18,21 +18,16 @@ impl Mechanism {
     /// # Errors
     /// [`Error::OutOfRange`].
     pub fn check_parameter(&self, parameter: Parameter, values: &[f32]) -> Result<()> {
-        if let (Parameter::Bias, Some(bias)) = (parameter, self.bias()) {
+        if let (Parameter::Bias, Some(bias)) = (parameter, self.bias) {
             return bias.check_values(values);
         }
-        let one_allowed = match self {
-            Self::Composed(m) => !matches!(m.series, super::Series::Resolvent(_)),
-            _ => !matches!(self, Self::InfsaResolvent(_)),
-        };
+        let one_allowed = !matches!(self.series, Series::Resolvent(_));
         values.iter().try_for_each(|&x| match parameter {
             Parameter::Gamma => check_gamma(x.into(), one_allowed),
-            Parameter::Alpha => check_alpha(x.into(), self.orders_reach_two()),
+            // An order of 2 of the Levy kernel is where it jumps to the Gaussian.
+            Parameter::Alpha => check_alpha(x.into(), !matches!(self.score, Score::Levy(_))),
             Parameter::Kappa => check_kappa(x.into()),
-            Parameter::Scale => match self {
-                Self::Composed(m) => m.check_scale(x.into()),
-                _ => check_scale(Some(x.into())),
-            },
+            Parameter::Scale => self.check_scale(x.into()),
             Parameter::Lambda => check_lambda(x.into()),
             // What landmarks and values are filtered by; the landmarks themselves are judged as tokens.
             Parameter::GivenLandmarks => Ok(()),
@@ -40,20 +35,18 @@ impl Mechanism {
         })
     }
 
-    /// Whether an order of 2 is a point like any other: that of the Levy kernel is where it jumps to the Gaussian.
-    fn orders_reach_two(&self) -> bool {
-        match self {
-            Self::Fna(m) => m.kernel != DistanceKernel::Levy,
-            Self::Composed(m) => !matches!(m.score, super::Score::Levy(_)),
-            _ => false,
-        }
-    }
-
     /// Checks every field against its range.
     ///
     /// # Errors
     /// [`Error::OutOfRange`] naming the first field outside its range.
     pub fn validate(&self) -> Result<()> {
+        self.form().validate()
+    }
+}
+
+impl Form {
+    /// [`Mechanism::validate`].
+    pub(super) fn validate(&self) -> Result<()> {
         match self {
             Self::Softmax(m) => check_scale(m.scale),
             Self::Uniform(_) => Ok(()),
@@ -78,7 +71,7 @@ impl Mechanism {
             Self::SoftPp(m) => m.validate(true),
             Self::Laplacian(m) => m.validate(),
             Self::LaplacianExact(m) => m.validate(),
-            Self::Composed(m) => m.validate(),
+            Self::Composed(m) => m.check_values(),
         }
     }
 }
@@ -89,10 +82,10 @@ impl Dropout {
     /// # Errors
     /// [`Error::Unsupported`] where it has not.
     pub fn check(&self, mechanism: &Mechanism) -> Result<()> {
-        let why = match mechanism {
-            Mechanism::Softmax(_) => return Ok(()),
-            Mechanism::Fna(m) if m.norm_exponent == 0.0 => return Ok(()),
-            Mechanism::Fna(_) => "the density of a key is a sum over all pairs; set norm_exponent to 0",
+        let why = match mechanism.own() {
+            Some(Form::Softmax(_)) => return Ok(()),
+            Some(Form::Fna(m)) if m.norm_exponent == 0.0 => return Ok(()),
+            Some(Form::Fna(_)) => "the density of a key is a sum over all pairs; set norm_exponent to 0",
             _ => "it is for operators that weigh pair by pair in rows that sum to one: softmax and fna",
         };
         Err(Error::Unsupported { mechanism: mechanism.id(), what: "dropout", why })
@@ -195,48 +188,48 @@ fn check_support(mechanism: &Mechanism, shape: &Shape, causal: bool) -> Result<(
     }
     shape.check()?;
     let cross = seq_q != seq_kv;
-    if cross && mechanism.tied() {
+    if cross && mechanism.tied {
         return unsupported(
             "tied = true with seq_q != seq_kv",
             "tied keys are the queries; pass k and set tied to false",
         );
     }
-    match mechanism {
-        Mechanism::Soft(m) | Mechanism::SoftPp(m) => m.check_support(mechanism.id(), shape, causal),
-        Mechanism::Laplacian(m) => m.check_support(shape, causal),
-        Mechanism::LaplacianExact(m) => m.check_support(shape, causal),
-        Mechanism::Infsa(_) if causal && cross => {
+    match mechanism.form() {
+        Form::Soft(m) | Form::SoftPp(m) => m.check_support(mechanism.id(), shape, causal),
+        Form::Laplacian(m) => m.check_support(shape, causal),
+        Form::LaplacianExact(m) => m.check_support(shape, causal),
+        Form::Infsa(_) if causal && cross => {
             unsupported("causal with seq_q != seq_kv", "the prefix norm needs every earlier row; decode with a `Cache`")
         }
-        Mechanism::InfsaResolvent(_) if causal => unsupported(
+        Form::InfsaResolvent(_) if causal => unsupported(
             "causal",
             "the Frobenius norm and the series are global; use `infsa` with causal, which has a prefix norm",
         ),
-        Mechanism::InfsaResolvent(_) if cross => {
+        Form::InfsaResolvent(_) if cross => {
             unsupported("cross-attention", "the series repeats a square operator; use `infsa`, which takes one hop")
         }
-        Mechanism::LinearInfsa(_) if causal => unsupported(
+        Form::LinearInfsa(_) if causal => unsupported(
             "causal",
             "every position would need the pooled query and all scores anew; use `infsa` with causal",
         ),
-        Mechanism::LinearInfsa(m) if cross && m.iterations > 1 => unsupported(
+        Form::LinearInfsa(m) if cross && m.iterations > 1 => unsupported(
             "cross-attention with iterations > 1",
             "a further power step needs queries and keys over one token set; set iterations to 1",
         ),
-        Mechanism::Ssa(m) => m.check_support(shape, causal),
-        Mechanism::Composed(m) => m.check_support(shape, causal),
-        Mechanism::Fna(m) if m.manifold == Manifold::Sphere && head_dim < 2 => {
+        Form::Ssa(m) => m.check_support(shape, causal),
+        Form::Composed(m) => m.check_values_at(shape, causal),
+        Form::Fna(m) if m.manifold == Manifold::Sphere && head_dim < 2 => {
             unsupported("the sphere with head_dim < 2", "two points are no sphere; use more channels or the plane")
         }
-        Mechanism::Fna(m) if m.norm_exponent != 0.0 && cross => unsupported(
+        Form::Fna(m) if m.norm_exponent != 0.0 && cross => unsupported(
             "norm_exponent != 0 with seq_q != seq_kv",
             "it divides by the degrees of the keys as queries; set norm_exponent to 0",
         ),
-        Mechanism::Fna(_) if causal && seq_q > seq_kv => {
+        Form::Fna(_) if causal && seq_q > seq_kv => {
             unsupported("causal with seq_q > seq_kv", "the first queries would see no key; pass only the last seq_kv")
         }
         // What a rule makes of the sizes.
-        Mechanism::Fna(m) => check_kappa(m.resolve(head_dim, heads).kappa),
+        Form::Fna(m) => check_kappa(m.resolve(head_dim, heads).kappa),
         _ => Ok(()),
     }
 }

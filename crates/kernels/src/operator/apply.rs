@@ -2,10 +2,10 @@
 
 use super::{Operator, Pass, naive, tensors::CallTensors};
 use crate::{
-    ExtraGradients, Extras, Mask, Mechanism, Result, Scratch,
+    ExtraGradients, Extras, Mask, Result, Scratch,
     call::{Call, GradientTargets, Saved, Target, View},
     engine,
-    mechanism::Landmarks,
+    mechanism::{Form, Landmarks},
     range,
     rescale::{self, Rescaled},
     series,
@@ -30,7 +30,7 @@ impl Operator {
     ) -> bool {
         let preset = self.preset_for(extras, mask).filter(|preset| wanted.is_none_or(|wanted| preset.takes(wanted)));
         let by = preset.unwrap_or(self);
-        !by.by_reference && matches!(by.mechanism, Mechanism::Softmax(_) | Mechanism::Infsa(_) | Mechanism::Fna(_))
+        !by.by_reference && matches!(*by.form, Form::Softmax(_) | Form::Infsa(_) | Form::Fna(_))
     }
 
     /// Whether it has all the gradients.
@@ -105,35 +105,35 @@ impl Operator {
         if self.by_reference {
             naive::forward(&self.mechanism, call, out.dense(), stats)?;
         } else {
-            range::check(&self.mechanism, call)?;
-            let rescaled = Rescaled::of(&self.mechanism, call);
+            range::check(&self.form, call)?;
+            let rescaled = Rescaled::of(&self.form, call);
             let call = &rescaled.as_ref().map_or(*call, |rescaled| rescaled.call(call));
             self.stream(call, &mut out, stats, work)?;
-            range::check_rows(&self.mechanism, call, stats)?;
+            range::check_rows(&self.form, call, stats)?;
         }
         // The one value that all rows repeat is checked where it is made.
         if self.mechanism.is_pooled() { Ok(()) } else { range::check_written(call, None, "out", &mut out) }
     }
 
     fn stream(&self, call: &Call<'_>, out: &mut Target<'_>, stats: &mut [f32], work: &mut [f32]) -> Result<()> {
-        match &self.mechanism {
-            Mechanism::Softmax(m) => structure::dense::softmax_forward(call, m, out, stats, work),
-            Mechanism::Uniform(_) => structure::pooled::uniform_forward(call, out.dense(), stats, work),
-            Mechanism::Infsa(m) => structure::dense::infsa_forward(call, m, out, stats, work),
-            Mechanism::InfsaResolvent(m) => series::resolvent::forward(call, m, out.dense(), stats, work),
-            Mechanism::LinearInfsa(m) => structure::pooled::linear_forward(call, m, out.dense(), stats, work),
-            Mechanism::Ssa(m) => structure::clustered::forward(call, m, out.dense(), stats, work),
-            Mechanism::Fna(m) => structure::dense::fna_forward(call, m, out, stats, work),
-            Mechanism::Soft(m) | Mechanism::SoftPp(m) if m.landmarks == Landmarks::All => {
+        match &*self.form {
+            Form::Softmax(m) => structure::dense::softmax_forward(call, m, out, stats, work),
+            Form::Uniform(_) => structure::pooled::uniform_forward(call, out.dense(), stats, work),
+            Form::Infsa(m) => structure::dense::infsa_forward(call, m, out, stats, work),
+            Form::InfsaResolvent(m) => series::resolvent::forward(call, m, out.dense(), stats, work),
+            Form::LinearInfsa(m) => structure::pooled::linear_forward(call, m, out.dense(), stats, work),
+            Form::Ssa(m) => structure::clustered::forward(call, m, out.dense(), stats, work),
+            Form::Fna(m) => structure::dense::fna_forward(call, m, out, stats, work),
+            Form::Soft(m) | Form::SoftPp(m) if m.landmarks == Landmarks::All => {
                 engine::soft_forward(call, (m, &self.mechanism.values()), out.dense(), stats)
             }
-            Mechanism::Soft(_) | Mechanism::SoftPp(_) | Mechanism::Laplacian(_) => {
+            Form::Soft(_) | Form::SoftPp(_) | Form::Laplacian(_) => {
                 nystrom::with_preset(&self.mechanism, |values, preset| {
                     nystrom::forward(call, values, preset, out.dense(), stats, work)
                 })?
             }
-            Mechanism::LaplacianExact(_) => engine::forward(call, &self.mechanism.values(), out.dense(), stats, work),
-            Mechanism::Composed(m) => match self.forward_projected(call, out, stats, work) {
+            Form::LaplacianExact(_) => engine::forward(call, &self.mechanism.values(), out.dense(), stats, work),
+            Form::Composed(m) => match self.forward_projected(call, out, stats, work) {
                 Some(done) => done,
                 None => engine::forward(call, m, out.dense(), stats, work),
             },
@@ -157,7 +157,7 @@ impl Operator {
             let divided = (exponent != 0).then(|| rescale::divided(dout, exponent));
             let sizes = [dout.layout().tokens, dout.layout().channels];
             let divided = divided.as_deref().map(|x| View::in_one_piece(x, dout.layout().slices(), sizes));
-            let rescaled = Rescaled::of(&self.mechanism, call);
+            let rescaled = Rescaled::of(&self.form, call);
             let scaled = rescaled.as_ref().map_or(*call, |rescaled| rescaled.call(call));
             let alone = exponent > 0 && rescale::are_comfortable(call, dout);
             let of_values =
@@ -204,26 +204,24 @@ impl Operator {
         mut gradients: GradientTargets<'_>,
         work: &mut [f32],
     ) -> Result<()> {
-        match &self.mechanism {
-            Mechanism::Softmax(m) => structure::dense::softmax_backward(call, m, saved, gradients, work),
-            Mechanism::Uniform(_) => structure::pooled::uniform_backward(call, saved, gradients.dense(), work),
-            Mechanism::Infsa(m) => structure::dense::infsa_backward(call, m, saved, gradients, work),
-            Mechanism::InfsaResolvent(m) => series::resolvent::backward(call, m, saved, gradients.dense(), work),
-            Mechanism::LinearInfsa(m) => structure::pooled::linear_backward(call, m, saved, gradients.dense(), work),
-            Mechanism::Ssa(m) => structure::clustered::backward(call, m, saved, gradients.dense(), work),
-            Mechanism::Fna(m) => structure::dense::fna_backward(call, m, saved, gradients, work),
-            Mechanism::Soft(m) | Mechanism::SoftPp(m) if m.landmarks == Landmarks::All => {
+        match &*self.form {
+            Form::Softmax(m) => structure::dense::softmax_backward(call, m, saved, gradients, work),
+            Form::Uniform(_) => structure::pooled::uniform_backward(call, saved, gradients.dense(), work),
+            Form::Infsa(m) => structure::dense::infsa_backward(call, m, saved, gradients, work),
+            Form::InfsaResolvent(m) => series::resolvent::backward(call, m, saved, gradients.dense(), work),
+            Form::LinearInfsa(m) => structure::pooled::linear_backward(call, m, saved, gradients.dense(), work),
+            Form::Ssa(m) => structure::clustered::backward(call, m, saved, gradients.dense(), work),
+            Form::Fna(m) => structure::dense::fna_backward(call, m, saved, gradients, work),
+            Form::Soft(m) | Form::SoftPp(m) if m.landmarks == Landmarks::All => {
                 engine::soft_backward(call, (m, &self.mechanism.values()), saved, gradients.dense())
             }
-            Mechanism::Soft(_) | Mechanism::SoftPp(_) | Mechanism::Laplacian(_) => {
+            Form::Soft(_) | Form::SoftPp(_) | Form::Laplacian(_) => {
                 nystrom::with_preset(&self.mechanism, |values, preset| {
                     nystrom::backward(call, values, preset, saved, gradients.dense(), work)
                 })?
             }
-            Mechanism::LaplacianExact(_) => {
-                engine::backward(call, &self.mechanism.values(), saved, gradients.dense(), work)
-            }
-            Mechanism::Composed(m) => match self.backward_projected(call, saved, &mut gradients, work) {
+            Form::LaplacianExact(_) => engine::backward(call, &self.mechanism.values(), saved, gradients.dense(), work),
+            Form::Composed(m) => match self.backward_projected(call, saved, &mut gradients, work) {
                 Some(done) => done,
                 None => engine::backward(call, m, saved, gradients.dense(), work),
             },

@@ -25,6 +25,7 @@ use crate::{
     Strategy, Strided, StridedGradients, StridedInputs,
     call::{Target, View},
     check,
+    mechanism::Form,
     memory::check_memory,
     simd::{Bf16Unit, Level, bf16::Bf16Products},
     structure,
@@ -46,6 +47,8 @@ use crate::{
 #[derive(Debug, Clone)]
 pub struct Operator {
     mechanism: Mechanism,
+    /// What carries it out.
+    form: Box<Form>,
     shape: Shape,
     causal: bool,
     plan: Plan,
@@ -79,19 +82,20 @@ impl Operator {
     /// [`Error::Unsupported`] for a combination the mechanism is not defined for (an empty axis among them),
     /// [`Error::OutOfRange`] for an invalid field.
     pub fn new(mechanism: &Mechanism, shape: Shape, causal: bool, strategy: Strategy) -> Result<Self> {
-        let causal = causal || mechanism.causal();
-        let plan = plan(mechanism, &shape, causal, strategy)?;
-        let preset = match mechanism {
-            Mechanism::Composed(m) => m.preset().and_then(|preset| Self::new(&preset, shape, causal, strategy).ok()),
+        let causal = causal || mechanism.causal;
+        let (plan, form) = (plan(mechanism, &shape, causal, strategy)?, Box::new(mechanism.form()));
+        let preset = match &*form {
+            Form::Composed(m) => m.as_preset().and_then(|form| Self::new(&form.into(), shape, causal, strategy).ok()),
             _ => None,
         };
-        let by_reference = planning::by_reference(mechanism, &plan, causal, &shape, strategy);
+        let by_reference = planning::by_reference(&form, &plan, causal, &shape, strategy);
         let (level, preset) = (Level::selected()?, preset.map(Box::new));
         let over = projected::over(mechanism, &shape, &plan)?;
         let (kv_heads, work) = (shape.heads, [plan.scratch_forward, plan.scratch_backward]);
         let (mechanism, precision, unit, bf16) = (mechanism.clone(), Precision::Full, None, None);
         Ok(Self {
             mechanism,
+            form,
             shape,
             causal,
             plan,

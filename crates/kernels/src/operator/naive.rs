@@ -64,7 +64,7 @@ pub(crate) fn plan(fused: Plan, shape: &Shape) -> Plan {
 /// Runs `f` on the f64 form of a checked call.
 fn wide<R>(m: &Mechanism, c: &Call<'_>, f: impl FnOnce(&Inputs<'_, f64>) -> R) -> R {
     let (q, v) = (widened(c.q.dense()), widened(c.v.dense()));
-    let k = (!m.tied()).then(|| widened(c.k.dense()));
+    let k = (!m.tied).then(|| widened(c.k.dense()));
     f(&Inputs { q: &q, k: k.as_deref(), v: &v, extras: c.extras })
 }
 

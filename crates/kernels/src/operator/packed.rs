@@ -54,7 +54,7 @@ impl Packed {
             true => at(first, head_dim),
             false => Strided { data: packed, batch_stride: 0, head_stride: 0, token_stride: 0 },
         };
-        let k = (!mechanism.tied()).then(|| tokens(self.keys));
+        let k = (!mechanism.tied).then(|| tokens(self.keys));
         StridedInputs { q: tokens(0), k, v: at(self.values, value_dim), extras }
     }
 

@@ -3,7 +3,7 @@
 use super::{naive, projected};
 use crate::{
     Arithmetic, Error, Mechanism, Plan, Precision, Result, Shape, Strategy, engine,
-    mechanism::{Composed, Landmarks, LaplacianExact, Whitening},
+    mechanism::{Form, Landmarks, LaplacianExact, Whitening},
     series,
     simd::Level,
     structure::{self, nystrom},
@@ -28,23 +28,23 @@ pub(super) fn costs(
     precision: Precision,
 ) -> Result<Plan> {
     mechanism.check(shape, causal)?;
-    let causal = causal || mechanism.causal();
-    let fused = match mechanism {
-        Mechanism::Composed(m) => return composed(mechanism, m, shape, causal, strategy, precision),
-        Mechanism::Softmax(_) | Mechanism::Infsa(_) => structure::dense::plan(mechanism, shape, causal, precision),
-        Mechanism::Fna(m) => structure::dense::fna_plan(m, shape, causal, precision),
-        Mechanism::InfsaResolvent(m) => series::resolvent::plan(m, shape),
-        Mechanism::Ssa(m) => structure::clustered::plan(m, shape, causal),
-        Mechanism::LaplacianExact(_) => by_engine(&mechanism.values(), shape, causal),
-        Mechanism::Soft(m) | Mechanism::SoftPp(m) if m.landmarks == Landmarks::All => {
+    let (causal, form) = (causal || mechanism.causal, mechanism.form());
+    let fused = match &form {
+        Form::Composed(m) => return composed(mechanism, m, shape, causal, strategy, precision),
+        Form::Softmax(_) | Form::Infsa(_) => structure::dense::plan(&form, shape, causal, precision),
+        Form::Fna(m) => structure::dense::fna_plan(m, shape, causal, precision),
+        Form::InfsaResolvent(m) => series::resolvent::plan(m, shape),
+        Form::Ssa(m) => structure::clustered::plan(m, shape, causal),
+        Form::LaplacianExact(_) => by_engine(&mechanism.values(), shape, causal),
+        Form::Soft(m) | Form::SoftPp(m) if m.landmarks == Landmarks::All => {
             by_engine(&mechanism.values(), shape, causal)
         }
-        Mechanism::Soft(_) | Mechanism::SoftPp(_) | Mechanism::Laplacian(_) => {
+        Form::Soft(_) | Form::SoftPp(_) | Form::Laplacian(_) => {
             nystrom::with_preset(mechanism, |values, preset| nystrom::plan(values, preset, shape))?
         }
-        Mechanism::Uniform(_) | Mechanism::LinearInfsa(_) => structure::pooled::plan(mechanism, shape, causal),
+        Form::Uniform(_) | Form::LinearInfsa(_) => structure::pooled::plan(&form, shape, causal),
     };
-    if let Mechanism::LaplacianExact(LaplacianExact { whitening: Whitening::Full, .. }) = mechanism {
+    if let Form::LaplacianExact(LaplacianExact { whitening: Whitening::Full, .. }) = &form {
         if strategy == Strategy::Fused {
             let why = "the covariance of all keys is stored and decomposed; use strategy auto or reference";
             return Err(Error::Unsupported { mechanism: mechanism.id(), what: "a fused path for whitening full", why });
@@ -60,13 +60,13 @@ pub(super) fn costs(
 /// The plan of a composition: that of the preset that it is, of the engine that serves all others, or of the reference.
 fn composed(
     mechanism: &Mechanism,
-    m: &Composed,
+    m: &Mechanism,
     shape: &Shape,
     causal: bool,
     strategy: Strategy,
     precision: Precision,
 ) -> Result<Plan> {
-    let preset = m.preset().and_then(|preset| costs(&preset, shape, causal, strategy, precision).ok());
+    let preset = m.as_preset().and_then(|form| costs(&form.into(), shape, causal, strategy, precision).ok());
     let fused = fused(m, shape, causal, precision)?;
     let cost = fused.unwrap_or_else(|| engine::nearest(m, shape, causal));
     let own = match (strategy, fused) {
@@ -98,12 +98,12 @@ fn composed(
 }
 
 /// The plan of a preset that is carried out as the four values that it is, or what is nearest to it.
-fn by_engine(m: &Composed, shape: &Shape, causal: bool) -> Plan {
+fn by_engine(m: &Mechanism, shape: &Shape, causal: bool) -> Plan {
     engine::plan(m, shape, causal, Precision::Full).unwrap_or_else(|| engine::nearest(m, shape, causal))
 }
 
 /// The plan of a composition where there is a fused path.
-fn fused(m: &Composed, shape: &Shape, causal: bool, precision: Precision) -> Result<Option<Plan>> {
+fn fused(m: &Mechanism, shape: &Shape, causal: bool, precision: Precision) -> Result<Option<Plan>> {
     match projected::plan(m, shape) {
         Some(plan) => plan.map(Some),
         None => Ok(engine::plan(m, shape, causal, precision)),
@@ -111,15 +111,9 @@ fn fused(m: &Composed, shape: &Shape, causal: bool, precision: Precision) -> Res
 }
 
 /// Whether calls that no preset serves go through the reference.
-pub(super) fn by_reference(
-    mechanism: &Mechanism,
-    plan: &Plan,
-    causal: bool,
-    shape: &Shape,
-    strategy: Strategy,
-) -> bool {
-    match mechanism {
-        Mechanism::Composed(m) => {
+pub(super) fn by_reference(form: &Form, plan: &Plan, causal: bool, shape: &Shape, strategy: Strategy) -> bool {
+    match form {
+        Form::Composed(m) => {
             strategy == Strategy::Reference || !matches!(fused(m, shape, causal, Precision::Full), Ok(Some(_)))
         }
         _ => plan.strategy == Strategy::Reference,

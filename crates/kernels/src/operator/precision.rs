@@ -2,7 +2,8 @@
 
 use super::{Operator, planning::costs};
 use crate::{
-    Arithmetic, Error, Mechanism, Plan, Precision, Result, Strategy, engine,
+    Arithmetic, Error, Plan, Precision, Result, Strategy, engine,
+    mechanism::Form,
     simd::{Bf16Unit, bf16::Bf16Products},
 };
 
@@ -90,13 +91,13 @@ impl Operator {
 
     /// Why the operator does not run in bf16, if so.
     fn refusal(&self) -> Option<&'static str> {
-        match &self.mechanism {
+        match &*self.form {
             _ if self.plan.strategy == Strategy::Reference => Some("the naive path computes in f64"),
-            Mechanism::Fna(_) if self.precision == Precision::Bf16x3 => {
+            Form::Fna(_) if self.precision == Precision::Bf16x3 => {
                 Some("its distances cancel digits that three products of bf16 do not keep")
             }
-            Mechanism::Softmax(_) | Mechanism::Infsa(_) | Mechanism::Fna(_) => None,
-            Mechanism::Composed(m) => match self.preset.as_deref() {
+            Form::Softmax(_) | Form::Infsa(_) | Form::Fna(_) => None,
+            Form::Composed(m) => match self.preset.as_deref() {
                 Some(preset) => preset.refusal(),
                 None => engine::bf16_refusal(m),
             },
@@ -108,7 +109,7 @@ impl Operator {
 
     /// Refuses a call that was to run in bf16 and that only the engine of compositions can serve, in f32.
     pub(super) fn check_precision(&self) -> Result<()> {
-        let Mechanism::Composed(m) = &self.mechanism else { return Ok(()) };
+        let Form::Composed(m) = &*self.form else { return Ok(()) };
         if self.plan.arithmetic.runs == Precision::Full || engine::bf16_refusal(m).is_none() {
             return Ok(());
         }

@@ -6,7 +6,7 @@ use super::{Operator, planning, tensors::CallTensors};
 use crate::{
     Extras, Mask, Mechanism, Parameter, Plan, Precision, Result, Shape, Strategy,
     call::{Call, GradientTargets, Saved, Target, View},
-    mechanism::{Composed, Projected},
+    mechanism::Projected,
     scratch::{cut, scratch_len},
     structure::projected::{Projection, Sizes},
 };
@@ -26,9 +26,9 @@ fn sizes(m: &Projected, s: &Shape) -> [Sizes; 2] {
 }
 
 /// What a call does and needs, where the structure is one of projections.
-pub(super) fn plan(m: &Composed, shape: &Shape) -> Option<Result<Plan>> {
+pub(super) fn plan(m: &Mechanism, shape: &Shape) -> Option<Result<Plan>> {
     let (projected, over) = m.over_projections()?;
-    let dense = planning::costs(&over.into(), &over_shape(projected, shape), false, Strategy::Auto, Precision::Full);
+    let dense = planning::costs(&over, &over_shape(projected, shape), false, Strategy::Auto, Precision::Full);
     Some(dense.map(|dense| with_projections(dense, projected, shape)))
 }
 
@@ -61,11 +61,10 @@ fn with_projections(dense: Plan, m: &Projected, shape: &Shape) -> Plan {
 
 /// The operator over the pairs of queries and projected keys, where the structure is one of projections.
 pub(super) fn over(mechanism: &Mechanism, shape: &Shape, plan: &Plan) -> Result<Option<Box<Operator>>> {
-    let values = mechanism.values();
-    let Some((projected, over)) = values.over_projections().filter(|_| plan.strategy == Strategy::Fused) else {
+    let Some((projected, over)) = mechanism.over_projections().filter(|_| plan.strategy == Strategy::Fused) else {
         return Ok(None);
     };
-    Operator::new(&over.into(), over_shape(projected, shape), false, Strategy::Fused).map(|op| Some(Box::new(op)))
+    Operator::new(&over, over_shape(projected, shape), false, Strategy::Fused).map(|op| Some(Box::new(op)))
 }
 
 /// Keys and values of a call, and their maps.

@@ -2,10 +2,10 @@
 
 use super::naive;
 use crate::{
-    ExtraGradients, Extras, Inputs, Mask, Mechanism, Operator, Plan, Result, Scratch, Shape, Strategy,
+    ExtraGradients, Extras, Inputs, Mask, Operator, Plan, Result, Scratch, Shape, Strategy,
     call::{Call, GradientTargets, Saved, Target, View},
     check,
-    mechanism::LinearInfsa,
+    mechanism::{Form, LinearInfsa},
     scratch::{cut, scratch_len},
     structure::pooled,
 };
@@ -38,7 +38,7 @@ impl TokenWeights {
     pub fn new(mechanism: &LinearInfsa, shape: Shape, strategy: Strategy) -> Result<Self> {
         let one = LinearInfsa { broadcast: false, gamma: 1.0, ..mechanism.clone() };
         let shape = Shape { value_dim: 1, ..shape };
-        Ok(Self { operator: Operator::new(&Mechanism::LinearInfsa(one), shape, false, strategy)? })
+        Ok(Self { operator: Operator::new(&one.into(), shape, false, strategy)? })
     }
 
     /// What will be done and what it needs, one value channel included.
@@ -53,7 +53,7 @@ impl TokenWeights {
 
     /// Whether the keys are the queries.
     pub fn tied(&self) -> bool {
-        self.operator.mechanism().tied()
+        self.operator.mechanism().tied
     }
 
     /// Elements of `a`.
@@ -152,8 +152,8 @@ impl TokenWeights {
     }
 
     fn mechanism(&self) -> &LinearInfsa {
-        match self.operator.mechanism() {
-            Mechanism::LinearInfsa(m) => m,
+        match &*self.operator.form {
+            Form::LinearInfsa(m) => m,
             _ => unreachable!("made from a `LinearInfsa`"),
         }
     }

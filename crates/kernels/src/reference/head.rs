@@ -52,7 +52,7 @@ impl Head {
         };
         let parameters: BTreeMap<_, _> = inputs.extras.iter().map(part).collect();
         let gamma = parameters.get(&Parameter::Gamma).map(|gamma| gamma[0]);
-        let bias = mechanism.bias().map(|rule| {
+        let bias = mechanism.bias.map(|rule| {
             let default = || {
                 let all = mechanism.parameter_default(Parameter::Bias, s);
                 all[rule.part(s, slice)].iter().map(|&x| x.into()).collect()
@@ -79,7 +79,7 @@ impl Head {
             heads: s.heads,
             keep_query,
             keep_key,
-            causal: mask.causal || mechanism.causal(),
+            causal: mask.causal || mechanism.causal,
             clusters: inputs.extras.clusters.map_or(HeadPlan::default(), |plan| plan.head(slice).clone()),
             batch: inputs.extras.first_sequence + b,
             parameters,

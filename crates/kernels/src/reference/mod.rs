@@ -20,7 +20,6 @@ use std::collections::BTreeMap;
 
 use crate::{
     ClusterPlan, Error, Inputs, Mask, Mechanism, Parameter, Result, Shape, check,
-    mechanism::Composed,
     memory::{self, check_memory},
 };
 
@@ -101,8 +100,8 @@ pub fn forward(mechanism: &Mechanism, shape: &Shape, inputs: &Inputs<'_, f64>, m
         let part = head_forward(mechanism, &values, &head)?;
         result.out.extend(part.weights.times(&head.v).data);
         result.weights.extend(part.weights.data);
-        if let Mechanism::Composed(m) = mechanism {
-            append(&mut result.lse, part.lse.filter(|_| m.has_row_sums()));
+        if mechanism.own().is_none() {
+            append(&mut result.lse, part.lse.filter(|_| mechanism.has_row_sums()));
             continue; // the rest is named by a preset alone
         }
         append(&mut result.lse, part.lse);
@@ -152,7 +151,7 @@ pub fn backward(
     let made = made_plan(mechanism, shape, inputs, mask);
     let inputs = &made.as_ref().map_or(*inputs, |plan| inputs.with_clusters(plan));
     let (values, names) = (mechanism.values(), mechanism.parameters());
-    let mut result = Backward { dk: (!mechanism.tied()).then(Vec::new), ..Backward::default() };
+    let mut result = Backward { dk: (!mechanism.tied).then(Vec::new), ..Backward::default() };
     for (b, h) in heads(shape) {
         let head = Head::of(mechanism, shape, inputs, mask, b, h);
         // A pooled value is no query's row, and stays whatever queries are masked.
@@ -243,22 +242,22 @@ fn append(all: &mut Option<Vec<f64>>, part: Option<Vec<f64>>) {
 }
 
 /// `values` are those of the mechanism.
-fn head_forward(mechanism: &Mechanism, values: &Composed, head: &Head) -> Result<HeadForward> {
-    match mechanism {
-        Mechanism::LinearInfsa(m) => Ok(linear_infsa::forward(head, m)),
-        _ => composed::forward(head, mechanism, values),
+fn head_forward(mechanism: &Mechanism, values: &Mechanism, head: &Head) -> Result<HeadForward> {
+    match mechanism.pooling() {
+        Some(m) => Ok(linear_infsa::forward(head, &m)),
+        None => composed::forward(head, mechanism, values),
     }
 }
 
 fn head_backward(
     mechanism: &Mechanism,
-    values: &Composed,
+    values: &Mechanism,
     head: &Head,
     saved: &HeadForward,
     dout: &Matrix,
 ) -> Result<HeadGradients> {
-    match mechanism {
-        Mechanism::LinearInfsa(m) => Ok(linear_infsa::backward(head, m, saved, dout)),
-        _ => composed::backward(head, mechanism, values, saved, dout),
+    match mechanism.pooling() {
+        Some(m) => Ok(linear_infsa::backward(head, &m, saved, dout)),
+        None => composed::backward(head, mechanism, values, saved, dout),
     }
 }

@@ -8,7 +8,7 @@
 use crate::{
     Convergence, Error, Gradients, Mask, Parameter, Plan, Precision, Result, Shape,
     call::{Call, Saved, Target, View},
-    mechanism,
+    mechanism::{Form, InfsaResolvent},
     scratch::{cut, scratch_len},
     series::solver::{Method, Solver},
     structure::dense,
@@ -20,7 +20,7 @@ const SAVED: usize = 2;
 /// Writes `out` and, as `stats`, first what a hop saves, then iterations and bound of every batch element and head.
 pub(crate) fn forward(
     call: &Call<'_>,
-    m: &mechanism::InfsaResolvent,
+    m: &InfsaResolvent,
     out: &mut [f32],
     stats: &mut [f32],
     work: &mut [f32],
@@ -33,7 +33,7 @@ pub(crate) fn forward(
 /// `W = (I - M^T)^-1 G`; then `dV = W - G`, and the gradients of a hop with `W` for `G` and `V + out` for `V`.
 pub(crate) fn backward(
     call: &Call<'_>,
-    m: &mechanism::InfsaResolvent,
+    m: &InfsaResolvent,
     saved: &Saved<'_>,
     gradients: Gradients<'_, f32>,
     work: &mut [f32],
@@ -73,11 +73,11 @@ pub(crate) fn convergence(shape: &Shape, stats: &[f32]) -> Vec<Convergence> {
 }
 
 /// The norms before `eps`.
-pub(crate) fn frobenius(m: &mechanism::InfsaResolvent, shape: &Shape, stats: &[f32]) -> Vec<f64> {
+pub(crate) fn frobenius(m: &InfsaResolvent, shape: &Shape, stats: &[f32]) -> Vec<f64> {
     dense::frobenius(&m.hop(), shape, false, &stats[..SAVED * shape.slices()])
 }
 
-fn method(call: &Call<'_>, m: &mechanism::InfsaResolvent) -> Method {
+fn method(call: &Call<'_>, m: &InfsaResolvent) -> Method {
     // Different masks on the two sides make even a tied operator asymmetric.
     if m.tied && call.mask.key == call.mask.query { Method::ConjugateGradients } else { Method::Neumann }
 }
@@ -88,8 +88,8 @@ fn backward_sizes(shape: &Shape) -> [usize; 4] {
 }
 
 /// The plan, with FLOPs and bytes of the worst case of the bound.
-pub(crate) fn plan(m: &mechanism::InfsaResolvent, shape: &Shape) -> Plan {
-    let hop = dense::plan(&m.hop().into(), shape, false, Precision::Full);
+pub(crate) fn plan(m: &InfsaResolvent, shape: &Shape) -> Plan {
+    let hop = dense::plan(&Form::Infsa(m.hop()), shape, false, Precision::Full);
     let iterations = limit(m, m.gamma) as u64;
     let solve = super::solver::work(shape);
     Plan {
@@ -106,11 +106,11 @@ pub(crate) fn plan(m: &mechanism::InfsaResolvent, shape: &Shape) -> Plan {
 }
 
 /// Iterations allowed to a head of decay `gamma`.
-pub(super) fn limit(m: &mechanism::InfsaResolvent, gamma: f64) -> usize {
-    m.max_iter.unwrap_or_else(|| mechanism::InfsaResolvent::worst_case_iterations(gamma, m.tol))
+pub(super) fn limit(m: &InfsaResolvent, gamma: f64) -> usize {
+    m.max_iter.unwrap_or_else(|| InfsaResolvent::worst_case_iterations(gamma, m.tol))
 }
 
 /// The error for a head that the user's `max_iter` stopped.
-pub(super) fn not_converged(m: &mechanism::InfsaResolvent, iterations: usize, residual: f64) -> Error {
+pub(super) fn not_converged(m: &InfsaResolvent, iterations: usize, residual: f64) -> Error {
     Error::NotConverged { mechanism: "infsa-resolvent", iterations, residual, tol: m.tol }
 }

@@ -150,9 +150,9 @@ fn missing_fields_have_their_defaults() {
         .with_value_conv(0)
         .with_causal(causal);
     let expected = [
-        Mechanism::Softmax(Softmax::default().with_scale(scale).with_causal(causal).with_tied(tied)),
-        Mechanism::Uniform(Uniform::default().with_causal(causal)),
-        Mechanism::Infsa(
+        Mechanism::from(Softmax::default().with_scale(scale).with_causal(causal).with_tied(tied)),
+        Mechanism::from(Uniform::default().with_causal(causal)),
+        Mechanism::from(
             Infsa::default()
                 .with_gamma(gamma)
                 .with_activation(activation)
@@ -161,7 +161,7 @@ fn missing_fields_have_their_defaults() {
                 .with_tied(tied)
                 .with_causal(causal),
         ),
-        Mechanism::InfsaResolvent(
+        Mechanism::from(
             InfsaResolvent::default()
                 .with_gamma(gamma)
                 .with_activation(activation)
@@ -172,7 +172,7 @@ fn missing_fields_have_their_defaults() {
                 .with_tol(1e-6)
                 .with_max_iter(None),
         ),
-        Mechanism::LinearInfsa(
+        Mechanism::from(
             LinearInfsa::default()
                 .with_gamma(gamma)
                 .with_activation(activation)
@@ -185,9 +185,9 @@ fn missing_fields_have_their_defaults() {
                 .with_norm_bias(NormBias::Value(0.0))
                 .with_broadcast(true),
         ),
-        Mechanism::Soft(soft.clone()),
-        Mechanism::SoftPp(soft.with_degree(Some(Degree::Landmark))),
-        Mechanism::Fna(
+        Mechanism::from(soft.clone()),
+        Mechanism::from(soft.with_degree(Some(Degree::Landmark))),
+        Mechanism::from(
             Fna::default()
                 .with_alpha(1.2)
                 .with_kappa(None)
@@ -198,7 +198,7 @@ fn missing_fields_have_their_defaults() {
                 .with_causal(causal)
                 .with_kernel(DistanceKernel::Levy),
         ),
-        Mechanism::Laplacian(
+        Mechanism::from(
             Laplacian::default()
                 .with_lambda(4.0)
                 .with_landmarks(Landmarks::Pool(PoolWindows::Ratio(8)))
@@ -214,7 +214,7 @@ fn missing_fields_have_their_defaults() {
                 .with_causal(causal)
                 .with_tied(tied),
         ),
-        Mechanism::LaplacianExact(
+        Mechanism::from(
             LaplacianExact::default()
                 .with_lambda(4.0)
                 .with_centering(centering)
@@ -278,8 +278,8 @@ fn tied_is_written_only_when_true() {
 #[test]
 fn rules_for_kappa_know_the_width() {
     let kappa = |fields: &str, head_dim: usize, heads: usize| {
-        let Mechanism::Fna(m) = Mechanism::from_json(&with("fna", fields)).unwrap() else { unreachable!() };
-        m.resolve(head_dim, heads).kappa
+        let m = Mechanism::from_json(&with("fna", fields)).unwrap();
+        m.as_fna().unwrap().resolve(head_dim, heads).kappa
     };
     for (head_dim, expected) in [(1, 1.0), (8, 31.2507), (16, 90.3469), (32, 258.3375), (64, 734.6671)] {
         assert!((kappa(r#""alpha": 1"#, head_dim, 2) - expected).abs() < 5e-5);
@@ -302,10 +302,10 @@ fn recipes_embed_a_mechanism() {
     let read = |text: &str| toml::from_str::<Recipe>(text);
     let recipe = read("[attention]\nmechanism = \"linear-infsa\"\nnorm_bias = \"auto\"\niterations = 3\ngamma = 1\n");
     let expected = LinearInfsa::default().with_norm_bias(NormBias::Auto).with_iterations(3).with_gamma(1.0);
-    assert_eq!(recipe.unwrap().attention, Mechanism::LinearInfsa(expected));
+    assert_eq!(recipe.unwrap().attention, Mechanism::from(expected));
     let recipe = read("[attention]\nmechanism = \"soft\"\nlandmarks = { kind = \"pool\", count = 49 }\n").unwrap();
     let landmarks = Landmarks::Pool(PoolWindows::Count(49));
-    assert_eq!(recipe.attention, Mechanism::Soft(Soft::default().with_landmarks(landmarks)));
+    assert_eq!(recipe.attention, Mechanism::from(Soft::default().with_landmarks(landmarks)));
     let error = read("[attention]\nmechanism = \"infsa\"\ngama = 0.9\n").unwrap_err().to_string();
     assert!(error.contains("`gama`"), "{error}");
     let error = read("[attention]\nmechanism = \"infsa\"\ngamma = 1.5\n").unwrap_err().to_string();

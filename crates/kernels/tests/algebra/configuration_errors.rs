@@ -185,11 +185,11 @@ fn values_out_of_range_are_named() {
 #[test]
 fn numbers_that_json_cannot_write_are_caught_too() {
     for bad in [f64::NAN, f64::INFINITY] {
-        let scale = Mechanism::Softmax(Softmax::default().with_scale(Some(bad)));
-        let gamma = Mechanism::Infsa(Infsa::default().with_gamma(bad));
-        let eps = Mechanism::Infsa(Infsa::default().with_eps(bad));
-        let tol = Mechanism::InfsaResolvent(InfsaResolvent::default().with_tol(bad));
-        let bias = Mechanism::LinearInfsa(LinearInfsa::default().with_norm_bias(NormBias::Value(bad)));
+        let scale = Mechanism::from(Softmax::default().with_scale(Some(bad)));
+        let gamma = Mechanism::from(Infsa::default().with_gamma(bad));
+        let eps = Mechanism::from(Infsa::default().with_eps(bad));
+        let tol = Mechanism::from(InfsaResolvent::default().with_tol(bad));
+        let bias = Mechanism::from(LinearInfsa::default().with_norm_bias(NormBias::Value(bad)));
         for (field, mechanism) in [("scale", scale), ("gamma", gamma), ("eps", eps), ("tol", tol), ("norm_bias", bias)]
         {
             let error = mechanism.validate().unwrap_err();

@@ -5,8 +5,7 @@ use crate::support;
 use resolvent_kernels::{
     Error, Mechanism, Shape, Strategy, Tol,
     mechanism::{
-        Composed, Frobenius, Hops, Landmarks, Normalisation, Nystrom, PoolWindows, Resolvent, Score, Series, Ssa,
-        Structure,
+        Frobenius, Hops, Landmarks, Normalisation, Nystrom, PoolWindows, Resolvent, Score, Series, Ssa, Structure,
     },
     score::{PairScore, Simd, Slopes, Term},
 };
@@ -64,9 +63,9 @@ fn structures() -> Vec<Structure> {
     vec![Structure::default(), clusters.into()]
 }
 
-fn problem_of(composed: Composed, seed: u64) -> Problem {
+fn problem_of(composed: Mechanism, seed: u64) -> Problem {
     let shape = Shape { value_dim: 5, ..Shape::square(2, 2, 37, 6) };
-    let mut p = problem(Mechanism::from(composed), shape, seed);
+    let mut p = problem(composed, shape, seed);
     p.key_mask = Some((0..74).map(|n| n % 5 != 3).collect());
     p.query_mask = Some((0..74).map(|n| n % 7 != 1).collect());
     p.fix_plan();
@@ -81,13 +80,10 @@ fn a_score_from_outside_is_the_built_in_one_that_it_equals() {
         // Landmarks take one hop.
         let nystrom = matches!(structure, Structure::Nystrom(_));
         for series in series.iter().filter(|series| !nystrom || **series == Series::default()) {
-            let of = |score: Score| Composed::new(score).structure(structure.clone()).series(series.clone());
+            let of = |score: Score| Mechanism::new(score).structure(structure.clone()).series(series.clone());
             let built_in = Score::Gaussian(resolvent_kernels::mechanism::Gaussian::default().with_scale(Some(0.25)));
             let expected = problem_of(of(built_in), 3);
-            let mine = Problem {
-                mechanism: Mechanism::from(of(Score::custom("bell", Bell { width: 4.0 }))),
-                ..expected.clone()
-            };
+            let mine = Problem { mechanism: of(Score::custom("bell", Bell { width: 4.0 })), ..expected.clone() };
             let mut want = expected.reference();
             let got = mine.fused();
             want.retain(|name, _| got.contains_key(name));
@@ -113,7 +109,7 @@ fn gradients_of_a_score_from_outside_are_slopes() {
     for structure in structures() {
         for normalisation in &normalisations {
             let score = Score::custom("squared", Squared { scale: 0.3 });
-            let composed = Composed::new(score).structure(structure.clone()).normalisation(normalisation.clone());
+            let composed = Mechanism::new(score).structure(structure.clone()).normalisation(normalisation.clone());
             let p = problem_of(composed.series(Resolvent::default().with_gamma(0.5)), 7);
             let got = p.fused();
             for (name, of) in [("dq", 0), ("dk", 1), ("dv", 2)] {
@@ -142,9 +138,9 @@ fn gradients_of_a_score_from_outside_are_slopes() {
 #[test]
 fn what_a_score_from_outside_cannot_do_is_refused_with_the_reason() {
     let score = || Score::custom("squared", Squared { scale: 0.3 });
-    let p = problem_of(Composed::new(score()), 1);
+    let p = problem_of(Mechanism::new(score()), 1);
     let error = p.solve::<f32>(Strategy::Reference, None).unwrap_err();
     assert!(matches!(error, Error::Unsupported { .. }), "{error}");
-    let nystrom = Mechanism::from(Composed::new(score()).structure(Nystrom::default()));
+    let nystrom = Mechanism::new(score()).structure(Nystrom::default());
     assert!(matches!(nystrom.check(&p.shape, false), Err(Error::Unsupported { .. })));
 }

@@ -32,7 +32,7 @@ fn keep(len: usize, seed: u64) -> Option<Vec<bool>> {
 
 /// A problem, every other with a mask on each side, and every third with a scale and a decay per head.
 fn case(mechanism: &Mechanism, shape: Shape, seed: u64) -> Problem {
-    let shape = if mechanism.tied() { Shape { seq_q: shape.seq_kv, ..shape } } else { shape };
+    let shape = if mechanism.tied { Shape { seq_q: shape.seq_kv, ..shape } } else { shape };
     let mut p = problem(mechanism.clone(), shape, seed);
     if seed % 2 == 1 {
         p.key_mask = keep(shape.batch * p.shape.seq_kv, seed);
@@ -81,7 +81,7 @@ fn cases() -> impl Iterator<Item = Problem> {
 fn the_fused_path_is_the_reference() {
     for p in cases() {
         let (what, tol) =
-            (format!("{} on {:?}, causal {}", p.mechanism.values(), p.shape, p.mechanism.causal()), tol(&p));
+            (format!("{} on {:?}, causal {}", p.mechanism.values(), p.shape, p.mechanism.causal), tol(&p));
         let expected = p.reference();
         for level in Level::available() {
             let got = p.solve::<f32>(Strategy::Fused, Some(level)).unwrap();
@@ -155,7 +155,7 @@ fn the_future_changes_no_bit() {
                     let b = other.fused();
                     // Gradients of earlier tokens are those through later rows, too: zero times no number is none.
                     let names: &[&str] = if junk.is_finite() { &["out", "dq", "dk", "dv"] } else { &["out", "dq"] };
-                    for name in names.iter().filter(|name| a.contains_key(*name) && !(m.tied() && **name == "dq")) {
+                    for name in names.iter().filter(|name| a.contains_key(*name) && !(m.tied && **name == "dq")) {
                         let rows = |s: &Solution| past(&s[name], 2, seq, first);
                         assert!(rows(&a) == rows(&b), "{variant}: {name} before {first} of {seq}, {junk}");
                     }

@@ -6,12 +6,15 @@ use resolvent_kernels::{
     Error, Mechanism, Shape, Strategy, Tol,
     mechanism::{Bandwidth, Dense, Resolvent, Structure},
 };
-use support::{problem::assert_solution, random::problem};
+use support::{
+    problem::assert_solution,
+    random::{is_composed, problem},
+};
 
 /// Those without a struct of their own.
 fn named() -> impl Iterator<Item = (&'static str, Mechanism)> {
     let presets = Mechanism::IDS.into_iter().map(|id| (id, Mechanism::preset(id).unwrap()));
-    presets.filter(|(_, preset)| matches!(preset, Mechanism::Composed(_)))
+    presets.filter(|(_, preset)| is_composed(preset))
 }
 
 fn read(json: &str) -> Mechanism {
@@ -47,9 +50,9 @@ fn values_are_those_of_the_papers() {
         ("routed", "dot-exp x clustered x row x one-hop"),
         ("local", "dot-exp x dense x row x one-hop"),
     ] {
-        let composed = Mechanism::preset(id).unwrap().values();
-        assert_eq!(composed.to_string(), values, "{id}");
-        assert!(composed.paper().is_some_and(|paper| !paper.is_empty()), "{id}");
+        let preset = Mechanism::preset(id).unwrap();
+        assert_eq!(preset.values().to_string(), values, "{id}");
+        assert!(preset.paper().is_some_and(|paper| !paper.is_empty()), "{id}");
         assert!(Mechanism::summary(id).is_some_and(|sentence| sentence.ends_with('.')), "{id}");
     }
 }
@@ -58,7 +61,7 @@ fn values_are_those_of_the_papers() {
 fn parts_are_changed_field_by_field_or_replaced() {
     let performer = read(r#"{"mechanism": "performer", "structure": {"count": 64}, "causal": true}"#);
     let Structure::Features(features) = performer.values().structure else { panic!("{performer:?}") };
-    assert!(features.map.is_random() && features.count == Some(64) && performer.causal());
+    assert!(features.map.is_random() && features.count == Some(64) && performer.causal);
     assert_eq!(performer.id(), "performer");
     assert_eq!(read(&serde_json::to_string(&performer).unwrap()), performer);
 
@@ -113,10 +116,10 @@ fn values_of_any_preset_are_replaced() {
     let values = diffused.values();
     let clusters = |m: &Mechanism| m.clustering().and_then(|ssa| ssa.clusters);
     assert_eq!((values.to_string().as_str(), clusters(&diffused)), ("dot-exp x clustered x row x resolvent", Some(4)));
-    assert!(diffused.causal() && values.series.gamma() == 0.5);
+    assert!(diffused.causal && values.series.gamma() == 0.5);
     let soft = read(r#"{"mechanism": "soft", "ridge": 0.5, "score": "laplacian", "normalisation": "symmetric"}"#);
     assert_eq!(soft.to_string(), "laplacian x nystrom x symmetric x one-hop");
-    assert!(soft.tied() && matches!(soft.values().structure, Structure::Nystrom(m) if m.ridge == 0.5));
+    assert!(soft.tied && matches!(soft.values().structure, Structure::Nystrom(m) if m.ridge == 0.5));
     // A field of a part is the preset's where it is not given.
     let fna = read(r#"{"mechanism": "fna", "kappa": 3, "score": {"alpha": 1.7}}"#);
     assert_eq!(fna, read(r#"{"mechanism": "fna", "kappa": 3, "alpha": 1.7, "score": {}}"#));
@@ -190,13 +193,13 @@ fn values_answer_whatever_their_name() {
     let law = r#"{"alpha": 1.5, "manifold": "sphere"}"#;
     let fna = read(&law.replace('{', r#"{"mechanism": "fna", "#));
     let levy = composed(&format!(r#""score": {}"#, law.replace('{', r#"{"kind": "levy", "#)));
-    assert_eq!(fna.values().fna(), levy.values().fna());
-    assert_eq!(levy.clone().series(Resolvent::default()).values().fna(), None);
-    assert_eq!(read(r#"{"mechanism": "softmax"}"#).values().fna(), None);
+    assert_eq!(fna.as_fna(), levy.as_fna());
+    assert_eq!(levy.clone().series(Resolvent::default()).as_fna(), None);
+    assert_eq!(read(r#"{"mechanism": "softmax"}"#).as_fna(), None);
     // On the sphere the dimension is of all heads, and the length scale of the dimension.
-    let [alone, of_four] = [levy.clone(), levy.of_one_head(4, 4)].map(|m| m.values().fna().unwrap().resolve(4, 1));
-    assert_eq!(of_four, fna.clone().of_one_head(4, 4).values().fna().unwrap().resolve(4, 1));
-    assert_eq!(of_four, fna.values().fna().unwrap().resolve(4, 4));
+    let [alone, of_four] = [levy.clone(), levy.of_one_head(4, 4)].map(|m| m.as_fna().unwrap().resolve(4, 1));
+    assert_eq!(of_four, fna.clone().of_one_head(4, 4).as_fna().unwrap().resolve(4, 1));
+    assert_eq!(of_four, fna.as_fna().unwrap().resolve(4, 4));
     assert_ne!(of_four, alone);
 }
 
@@ -220,7 +223,7 @@ fn without_landmarks_every_pair_is_there() {
         assert_eq!(read(json).without_landmarks(), read(whole));
     }
     let degrees = read(r#"{"mechanism": "soft-pp", "score": "cosine-exp"}"#).without_landmarks();
-    let Mechanism::Composed(degrees) = degrees else { panic!("{degrees:?}") };
+    assert!(is_composed(&degrees), "{degrees:?}");
     degrees.validate().unwrap();
     assert_eq!((degrees.structure.kind(), degrees.normalisation.kind()), ("dense", "symmetric"));
     let filtered = read(r#"{"mechanism": "soft", "score": "levy", "value_conv": 3}"#);

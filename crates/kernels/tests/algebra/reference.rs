@@ -5,7 +5,7 @@ use crate::support;
 
 use resolvent_kernels::{
     Error, Mechanism, Shape,
-    mechanism::{Composed, Constant, Dense, Series, Structure},
+    mechanism::{Constant, Dense, Series, Structure},
     reference::{self, Forward},
 };
 use support::{
@@ -15,10 +15,6 @@ use support::{
 
 fn forward(p: &Problem) -> Forward {
     reference::forward(&p.mechanism, &p.shape, &p.inputs(), &p.mask()).unwrap()
-}
-
-fn composed(m: Composed) -> Mechanism {
-    Mechanism::Composed(Box::new(m))
 }
 
 fn parsed(parts: &str) -> Mechanism {
@@ -103,7 +99,7 @@ const ONE_HOP: &str = r#""series": {"kind": "one-hop"}"#;
 fn presets_are_their_values() {
     let mut same = 0;
     for (n, mechanism) in mechanisms().into_iter().enumerate() {
-        let values = composed(mechanism.values());
+        let values = mechanism.values();
         let shape = Shape { value_dim: 3, ..Shape::square(2, 2, 8, 4) };
         if values.check(&shape, false).is_err() || values.parameters().iter().any(|p| p.required()) {
             continue; // pooled weights, degrees of landmarks where there are none, and filters, which presets lay out as papers do
@@ -134,8 +130,8 @@ fn the_mean_is_a_row_of_equal_affinities() {
     for causal in [false, true] {
         let uniform = Mechanism::from_json(&format!(r#"{{"mechanism": "uniform", "causal": {causal}}}"#)).unwrap();
         let p = problem(uniform, Shape::square(1, 2, 7, 3), 1);
-        let equal = Composed::new(Constant {}).structure(Dense::default()).causal(causal);
-        let q = Problem { mechanism: composed(equal), ..p.clone() };
+        let equal = Mechanism::new(Constant {}).structure(Dense::default()).with_causal(causal);
+        let q = Problem { mechanism: equal, ..p.clone() };
         assert_eq!(forward(&p).out, forward(&q).out);
         assert_eq!(forward(&p).lse, None);
     }
@@ -152,10 +148,9 @@ fn series_are_sums_of_hops() {
     for causal in [false, true] {
         for (json, p) in problems(ONE_HOP, causal) {
             let hop = forward(&p);
-            let Mechanism::Composed(m) = &p.mechanism else { unreachable!("it is composed") };
             for series in [r#"{"kind": "hops", "count": 3, "gamma": 0.5}"#, r#"{"kind": "resolvent", "gamma": 0.5}"#] {
-                let Mechanism::Composed(of) = parsed(&format!(r#""series": {series}"#)) else { unreachable!() };
-                let mechanism = composed((**m).clone().series(of.series.clone()));
+                let of = parsed(&format!(r#""series": {series}"#));
+                let mechanism = p.mechanism.clone().series(of.series.clone());
                 if mechanism.check(&p.shape, false).is_err() {
                     continue;
                 }
@@ -310,7 +305,7 @@ fn a_length_scale_that_a_rule_leaves_out_of_range_is_refused() {
 fn degrees_of_all_tokens_are_values_that_compose() {
     let preset = Mechanism::from_json(r#"{"mechanism": "soft-pp", "landmarks": {"kind": "all"}}"#).unwrap();
     let p = problem(preset, Shape::square(1, 2, 7, 3), 3);
-    let values = Problem { mechanism: composed(p.mechanism.values()), ..p.clone() };
+    let values = Problem { mechanism: p.mechanism.values(), ..p.clone() };
     values.mechanism.check(&p.shape, false).unwrap();
     assert!(apart(forward(&p).weights(), forward(&values).weights()) <= 1e-12);
 }

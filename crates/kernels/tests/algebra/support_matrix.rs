@@ -16,7 +16,7 @@ const CROSS: Shape = Shape { seq_q: 3, seq_kv: 6, ..SELF };
 fn accepted(json: &str, shape: Shape, causal: bool) -> bool {
     let mechanism = Mechanism::from_json(json).unwrap();
     let mut inputs = support::random::problem(Mechanism::preset("uniform").unwrap(), shape, 1);
-    inputs.k = inputs.k.filter(|_| !mechanism.tied());
+    inputs.k = inputs.k.filter(|_| !mechanism.tied);
     let inputs = inputs.inputs();
     let mask = Mask { causal, ..Mask::NONE };
     let by_reference = reference::forward(&mechanism, &shape, &inputs, &mask).map(drop);

@@ -61,7 +61,7 @@ fn caches(mechanism: &Mechanism, kv_heads: usize, block_size: usize, blocks: usi
 #[test]
 fn every_sequence_is_as_alone() {
     for (n, mechanism) in of_rows().enumerate() {
-        let kv_heads = if n % 2 == 0 || mechanism.tied() { HEADS } else { 2 };
+        let kv_heads = if n % 2 == 0 || mechanism.tied { HEADS } else { 2 };
         let block_size = [16, 48][n % 2];
         let (mut paged, cache) = caches(&mechanism, kv_heads, block_size, 40);
         let [a, b] = [1, 2].map(|seed| sequence(&mechanism, kv_heads, seed));

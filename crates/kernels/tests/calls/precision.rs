@@ -54,7 +54,7 @@ fn biased(mechanism: Mechanism, shape: Shape, seed: u64) -> Problem {
     if p.mechanism.requires(Parameter::Bias, &p.shape) {
         let bias =
             (0..p.mechanism.parameter_len(Parameter::Bias, &p.shape)).map(|n| (n * 37 % 101) as f32 / 64.0 - 0.8);
-        let masks = matches!(p.mechanism.values().bias, Some(Bias::Tensor(_)));
+        let masks = matches!(p.mechanism.bias, Some(Bias::Tensor(_)));
         let absent = |(n, x)| if masks && n % 9 == 4 { f32::NEG_INFINITY } else { x };
         p.parameters.insert(Parameter::Bias, bias.enumerate().map(absent).collect());
     }
@@ -109,11 +109,11 @@ fn problems() -> Vec<(String, Problem)> {
         for json in NAIVE {
             let mechanism = Mechanism::from_json(json).unwrap();
             // What the norm leaves of a single affinity's gradient is smaller than its rounding.
-            let by_norm = matches!(mechanism.values().normalisation, Normalisation::Frobenius(_));
+            let by_norm = matches!(mechanism.normalisation, Normalisation::Frobenius(_));
             // Likewise of a single pair's features. Causal, every query sees a key, and norms are of rows from the first on.
             let of_features = matches!(mechanism.values().structure, Structure::Features(_));
-            let hidden = mechanism.causal() && (of_features && n > m || by_norm && n != m);
-            if mechanism.tied() && n != m || n == 1 && (by_norm || of_features) || hidden {
+            let hidden = mechanism.causal && (of_features && n > m || by_norm && n != m);
+            if mechanism.tied && n != m || n == 1 && (by_norm || of_features) || hidden {
                 continue;
             }
             let p = biased(mechanism, shape, n as u64);

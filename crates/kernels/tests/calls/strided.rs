@@ -124,7 +124,7 @@ impl Case<'_> {
     fn in_one_piece<T: Element>(&self) -> Result<Bits, Error> {
         let (op, mask) = (self.operator()?, self.problem.mask());
         let [q, k, v, dout] = self.tensors::<T>(op.out_seq()).map(|(x, _)| x);
-        let tied = op.mechanism().tied();
+        let tied = op.mechanism().tied;
         let inputs = Inputs { q: &q, k: (!tied).then_some(&k), v: &v, extras: self.problem.extras() };
         let (mut out, mut stats) = (vec![T::default(); op.out_len()], vec![0.0; op.plan().stats]);
         let mut scratch = Scratch::default();
@@ -152,7 +152,7 @@ impl Case<'_> {
             .collect::<Vec<_>>()
             .try_into()
             .expect("four");
-        let tied = op.mechanism().tied();
+        let tied = op.mechanism().tied;
         let (q, k, v) = (lq.view(&q[..]), (!tied).then_some(lk.view(&k[..])), lv.view(&v[..]));
         let inputs = StridedInputs { q, k, v, extras: self.problem.extras() };
         let [mut out, mut dq, mut dk, mut dv] = [lo, lq, lk, lv].map(|laid| vec![T::narrow(7.0); laid.len()]);
@@ -269,7 +269,7 @@ fn projections_side_by_side_are_those_apart() {
     {
         let mechanism = Mechanism::from_json(json).unwrap();
         let op = Operator::new(&mechanism, shape, false, Path::Auto).unwrap().with_kv_heads(kv_heads).unwrap();
-        let widths = match (mechanism.id(), mechanism.tied()) {
+        let widths = match (mechanism.id(), mechanism.tied) {
             ("uniform", _) => vec![kv_heads * 8],
             (_, true) => vec![sizes, kv_heads * 8],
             _ => vec![sizes, kv_heads * 8, kv_heads * 8],
@@ -292,7 +292,7 @@ fn projections_side_by_side_are_those_apart() {
         let of = |heads| [heads, n, 8];
         let each = StridedInputs {
             q: Strided::tokens_first(&q[..], of(4)),
-            k: (!mechanism.tied()).then(|| Strided::tokens_first(&k[..], of(kv_heads))),
+            k: (!mechanism.tied).then(|| Strided::tokens_first(&k[..], of(kv_heads))),
             v: Strided::tokens_first(&v[..], of(kv_heads)),
             extras: Extras::default(),
         };
@@ -313,7 +313,7 @@ fn projections_side_by_side_are_those_apart() {
         let [mut dq, mut dk, mut dv] = [q, k, v].map(|x| vec![f32::NAN; x.len()]);
         let mut gradients = StridedGradients {
             dq: Strided::tokens_first(&mut dq[..], of(4)),
-            dk: (!mechanism.tied()).then(|| Strided::tokens_first(&mut dk[..], of(kv_heads))),
+            dk: (!mechanism.tied).then(|| Strided::tokens_first(&mut dk[..], of(kv_heads))),
             dv: Strided::tokens_first(&mut dv[..], of(kv_heads)),
             extras: ExtraGradients::default(),
         };

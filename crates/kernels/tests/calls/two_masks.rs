@@ -28,7 +28,7 @@ fn few(cases: u32) -> ProptestConfig {
 /// Masks a problem on both sides; where queries are keys there is one mask.
 fn masked(mut p: Problem, seed: u64) -> Problem {
     mask_apart(&mut p, seed);
-    if matches!(p.mechanism, Mechanism::Soft(_) | Mechanism::SoftPp(_)) {
+    if p.mechanism.as_soft().is_some() {
         p.query_mask = None;
     }
     p.clusters = None;
@@ -43,10 +43,10 @@ fn any_masked_apart() -> impl Strategy<Value = Problem> {
 
 /// Any causal mechanism, masked apart.
 fn any_causal() -> impl Strategy<Value = Problem> {
-    let causal = every_mechanism().into_iter().filter(Mechanism::causal).collect::<Vec<_>>();
+    let causal = every_mechanism().into_iter().filter(|m| m.causal).collect::<Vec<_>>();
     let of_any = (select(causal), 8..70_usize, any::<u64>())
         .prop_map(|(mechanism, seq, seed)| problem(mechanism, Shape::square(2, 2, seq, 4), seed));
-    let clustered = any_clustered_problem().prop_filter("causal", |p| p.mechanism.causal());
+    let clustered = any_clustered_problem().prop_filter("causal", |p| p.mechanism.causal);
     (prop_oneof![of_any, clustered], any::<u64>()).prop_map(|(p, seed)| masked(p, seed))
 }
 
@@ -116,7 +116,7 @@ proptest! {
     /// Later tokens, kept or not, change no earlier row and no gradient of one.
     #[test]
     fn the_future_is_absent(mut p in any_causal(), at in any::<prop::sample::Index>()) {
-        let block = if let Mechanism::Ssa(m) = &p.mechanism { m.causal_clusters.block() } else { 1 };
+        let block = p.mechanism.as_ssa().map_or(1, |m| m.causal_clusters.block());
         let first = at.index(p.shape.seq_q) / block * block;
         silence_future(&mut p, first);
         let mut other = p.clone();

@@ -57,7 +57,7 @@ proptest! {
     #[test]
     fn plans_are_what_they_say(fields in select(PLANNERS), seq in 1..60_usize, seed in any::<u64>(), masked in any::<bool>()) {
         let mechanism = ssa(fields);
-        let Mechanism::Ssa(m) = &mechanism else { unreachable!() };
+        let m = mechanism.as_ssa().unwrap();
         let mut p = problem(mechanism.clone(), Shape::square(1, 2, seq, 4), seed);
         if masked {
             let keep: Vec<bool> = (0..seq).map(|n| (seed >> (n % 60)) & 3 != 0).collect();
@@ -114,7 +114,7 @@ proptest! {
         with_codebook in any::<bool>(), seq in 2..90_usize, at in any::<prop::sample::Index>(), seed in any::<u64>(),
     ) {
         let mechanism = ssa(&format!(r#""causal": true, {fields}"#));
-        let Mechanism::Ssa(m) = &mechanism else { unreachable!() };
+        let m = mechanism.as_ssa().unwrap();
         let shape = Shape::square(1, 2, seq, 6);
         let mut p = problem(mechanism.clone(), shape, seed);
         if with_codebook {

@@ -29,8 +29,8 @@ const PLANNERS: &[&str] = &[
 
 /// The same fields without outliers.
 fn without(mechanism: &Mechanism) -> Mechanism {
-    let Mechanism::Ssa(m) = mechanism else { unreachable!() };
-    Mechanism::Ssa(m.clone().with_outlier_globals(0).with_outlier_queries(0))
+    let m = mechanism.as_ssa().unwrap();
+    Mechanism::from(m.with_outlier_globals(0).with_outlier_queries(0))
 }
 
 /// How far each token of one slice is from the mean of its cluster; 0 for those in none.
@@ -69,7 +69,7 @@ proptest! {
     #[test]
     fn outliers_are_the_farthest(fields in select(PLANNERS), seq in 1..50_usize, seed in any::<u64>(), masked in any::<bool>()) {
         let mechanism = ssa(fields);
-        let Mechanism::Ssa(m) = &mechanism else { unreachable!() };
+        let m = mechanism.as_ssa().unwrap();
         let mut p = problem(mechanism.clone(), Shape::square(1, 2, seq, 4), seed);
         if masked {
             let keep: Vec<bool> = (0..seq).map(|n| (seed >> (n % 60)) & 3 != 0).collect();

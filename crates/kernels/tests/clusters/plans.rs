@@ -63,7 +63,7 @@ proptest! {
         let mut other = p.clone();
         other.fill_masked(&[f64::NAN, 1e30, f64::NEG_INFINITY, -1e30]);
         prop_assert_eq!(&plan, &other.plan());
-        let Mechanism::Ssa(m) = &p.mechanism else { unreachable!() };
+        let m = p.mechanism.as_ssa().unwrap();
         let (seq, block) = (p.shape.seq_kv, m.causal_clusters.block());
         prop_assume!(m.causal && p.codebook.is_none());
         let first = at.index(seq) / block * block;
@@ -107,7 +107,7 @@ proptest! {
 /// Weights of queries over keys out of [`PlanMatrices`], as tensor operations make them.
 fn weights(p: &Problem, plan: &ClusterPlan) -> Vec<f64> {
     let Shape { seq_q, seq_kv, head_dim: d, .. } = p.shape;
-    let Mechanism::Ssa(m) = &p.mechanism else { unreachable!() };
+    let m = p.mechanism.as_ssa().unwrap();
     let PlanMatrices { clusters, log_weight, far, member, count } =
         plan.matrices(&p.mechanism, &p.shape, &p.mask()).unwrap();
     let scale = m.scale.unwrap_or((d as f64).powf(-0.5));

@@ -267,7 +267,7 @@ fn masked_content_changes_no_bit() {
     for values in all() {
         let mut p = problem(mechanism(values), Shape::square(1, 2, 80, 6), 8);
         p.key_mask = Some((0..80).map(|n| n % 3 != 1).collect());
-        let tied = p.mechanism.tied();
+        let tied = p.mechanism.tied;
         p.query_mask = if tied { p.key_mask.clone() } else { Some((0..80).map(|n| n % 4 != 2).collect()) };
         let mut poisoned = p.clone();
         poisoned.fill_masked(&[f64::NAN, f64::INFINITY, 1e30]);

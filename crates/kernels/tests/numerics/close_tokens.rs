@@ -5,7 +5,7 @@ use crate::support;
 use rayon::ThreadPoolBuilder;
 use resolvent_kernels::{
     Error, Inputs, Mechanism, Operator, Scratch, Shape, Strategy, Tol,
-    mechanism::{Composed, Score, Structure, Whitened},
+    mechanism::{Score, Structure, Whitened},
     score::{PairScore, Simd, Slopes, Term},
 };
 use support::{
@@ -264,8 +264,8 @@ fn close_queries_keep_gradients_of_scores_from_outside() {
     for landmarks in ["pool", "given"] {
         let p = close_queries(student, [landmarks, "12"], "", (TOKENS, 1e-3));
         let Structure::Nystrom(structure) = p.mechanism.values().structure else { panic!("landmarks") };
-        let own = Composed::new(Score::custom("quotient", Quotient)).structure(structure);
-        let own = Problem { mechanism: own.normalisation(Whitened::default()).into(), ..p.clone() };
+        let own = Mechanism::new(Score::custom("quotient", Quotient)).structure(structure);
+        let own = Problem { mechanism: own.normalisation(Whitened::default()), ..p.clone() };
         let (mut expected, got) = (p.reference(), own.fused());
         expected.retain(|name, _| got.contains_key(name));
         for (name, error) in differences(&got, &expected) {

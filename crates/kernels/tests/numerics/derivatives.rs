@@ -2,10 +2,10 @@
 
 use crate::support;
 
-use resolvent_kernels::{Mechanism, Parameter, Shape, reference};
+use resolvent_kernels::{Mechanism, Parameter, Shape, mechanism::Score, reference};
 use support::{
     problem::Problem,
-    random::{VARIANTS, problem, takes_cross},
+    random::{VARIANTS, is_composed, problem, takes_cross},
 };
 
 /// Step of the central differences: its square and the rounding `eps / STEP` are both far below the tolerance.
@@ -46,14 +46,10 @@ fn check(p: &Problem, what: &str, gradient: &[f64], tensor: impl Fn(&mut Problem
 }
 
 fn shift_field(mechanism: &mut Mechanism, change: f64) {
-    match mechanism {
-        Mechanism::Infsa(m) => m.gamma += change,
-        Mechanism::InfsaResolvent(m) => m.gamma += change,
-        Mechanism::LinearInfsa(m) => m.gamma += change,
-        Mechanism::Soft(m) | Mechanism::SoftPp(m) => *m.scale.as_mut().unwrap() += change,
-        Mechanism::Laplacian(m) => m.lambda += change,
-        Mechanism::LaplacianExact(m) => m.lambda += change,
-        _ => unreachable!("no such field"),
+    match &mut mechanism.score {
+        Score::Gaussian(m) => *m.scale.as_mut().unwrap() += change,
+        Score::Laplacian(m) => m.lambda += change,
+        _ => *mechanism = mechanism.clone().with_gamma(|gamma| gamma + change),
     }
 }
 
@@ -71,21 +67,21 @@ fn check_all(p: &Problem, what: &str) {
     let b = reference::backward(&p.mechanism, &p.shape, &p.inputs(), &p.mask(), &p.dout).unwrap();
     check(p, &format!("{what}: dq"), &b.dq, |p| &mut p.q);
     check(p, &format!("{what}: dv"), &b.dv, |p| &mut p.v);
-    assert_eq!(b.dk.is_none(), p.mechanism.tied());
+    assert_eq!(b.dk.is_none(), p.mechanism.tied);
     if let Some(dk) = b.dk {
         check(p, &format!("{what}: dk"), &dk, |p| p.k.as_mut().unwrap());
     }
     let mut listed = p.mechanism.parameters();
     listed.sort();
     assert!(b.parameters.keys().copied().eq(listed), "{what}");
-    if let Mechanism::Composed(_) = p.mechanism {
+    if is_composed(&p.mechanism) {
         return; // `algebra.rs` walks the parameters of all values
     }
     for parameter in [Parameter::Gamma, Parameter::Lambda, Parameter::Scale] {
         let Some(gradient) = b.parameters.get(&parameter) else { continue };
         let mut p = p.clone();
-        if let Mechanism::Soft(m) | Mechanism::SoftPp(m) = &mut p.mechanism {
-            m.scale = Some(m.scale_for(p.shape.head_dim));
+        if let Score::Gaussian(m) = &mut p.mechanism.score {
+            m.scale.get_or_insert(0.5 / (p.shape.head_dim as f64).sqrt());
         }
         // One side only where 1 is the end of the range: the loss is smooth in the decay.
         if p.mechanism.gamma() == Some(1.0) {
@@ -140,7 +136,7 @@ fn gradients_are_slopes_under_masks() {
         let mut p = problem(mechanism, Shape::square(2, 1, 8, 4), n as u64);
         p.key_mask = Some((0..16).map(|i| i % 5 != 1).collect());
         check_all(&p, &format!("{json}, keys masked"));
-        if matches!(p.mechanism, Mechanism::Soft(_) | Mechanism::SoftPp(_)) {
+        if p.mechanism.as_soft().is_some() {
             continue; // one mask is for both
         }
         p.query_mask = Some((0..16).map(|i| i % 3 != 0).collect());

@@ -32,7 +32,7 @@ fn homogeneous(mechanism: &Mechanism) -> bool {
 
 /// The gradients of the problem with queries and keys of order 1 that `p` is a multiple of.
 fn in_units(p: &Problem, mut solution: Solution, [q, k]: [f64; 2]) -> Solution {
-    let keys = if p.mechanism.tied() { q } else { k };
+    let keys = if p.mechanism.tied { q } else { k };
     for (name, by) in [("dq", q), ("dk", keys)] {
         solution.entry(name).and_modify(|x| x.iter_mut().for_each(|x| *x *= by));
     }
@@ -48,9 +48,9 @@ fn results_keep_their_digits() {
             resize(&mut p.q, size_q);
             p.k.iter_mut().for_each(|k| resize(k, size_k));
             let got = p.solve::<f32>(Strategy::Fused, None);
-            let size_of_keys = if mechanism.tied() { size_q } else { size_k };
+            let size_of_keys = if mechanism.tied { size_q } else { size_k };
             // The gradients of such tokens are far below f32 where `eps` is not as small.
-            if matches!(&mechanism, Mechanism::LinearInfsa(m) if m.eps > 0.0) && size_q * size_of_keys < 1e-19 {
+            if mechanism.pooling().is_some_and(|m| m.eps > 0.0) && size_q * size_of_keys < 1e-19 {
                 assert!(matches!(got, Ok(_) | Err(Error::Range { .. })), "{mechanism:?}, {sizes:?}: {got:?}");
                 if got.is_err() {
                     continue;

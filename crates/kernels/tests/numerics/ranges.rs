@@ -6,7 +6,7 @@ use ends::{Tally, largest, resize, resized};
 use resolvent_kernels::{Error, Mechanism, Parameter, Shape, Strategy, mechanism::Score};
 use support::{
     problem::Problem,
-    random::{COMPOSITIONS, VARIANTS, every_mechanism, mechanisms, problem},
+    random::{COMPOSITIONS, VARIANTS, every_mechanism, is_composed, mechanisms, problem},
 };
 
 /// Denormal, tiny, large, and up to the largest numbers.
@@ -23,13 +23,13 @@ fn tensors_of_any_size_are_right_or_refused() {
     for (mechanism, json) in every_mechanism().into_iter().zip(VARIANTS.iter().chain(COMPOSITIONS)) {
         let mut p = ordinary(mechanism);
         // Which clusters equal or far tokens fall into is no question of a composition.
-        if matches!(p.mechanism, Mechanism::Composed(_)) {
+        if is_composed(&p.mechanism) {
             p.fix_plan();
         }
         for what in ["q k", "q", "k", "v", "dout", "v dout", "all", "token", "value"] {
             for size in SIZES {
                 // A query and a key as near each other count as one place for the distance: its direction is nobody's.
-                let of_distances = matches!(p.mechanism.values().score, Score::Levy(_) | Score::Student(_));
+                let of_distances = matches!(p.mechanism.score, Score::Levy(_) | Score::Student(_));
                 if what == "token" && size < 1e-16 && of_distances {
                     continue;
                 }
@@ -74,7 +74,7 @@ fn small_tokens_beside_an_eps_are_right_or_refused() {
     let mut tally = Tally::default();
     for (mechanism, json) in mechanisms().into_iter().zip(VARIANTS) {
         let p = ordinary(mechanism);
-        if matches!(p.mechanism, Mechanism::LinearInfsa(_)) {
+        if p.mechanism.pooling().is_some() {
             for size in [1e-12, 1e-15, 1e-17, 1e-18, 3e-19, 1e-19, 3e-20] {
                 tally.take(&format!("{json}, {size:e}"), &resized(&p, "q k", size));
             }
@@ -226,7 +226,7 @@ fn shapes_are_counted_before_they_are_multiplied() {
 /// A later token, however large, changes no bit of earlier rows, or the call as a whole is refused.
 #[test]
 fn the_past_does_not_know_of_larger_tokens() {
-    for mechanism in mechanisms().into_iter().filter(Mechanism::causal) {
+    for mechanism in mechanisms().into_iter().filter(|m| m.causal) {
         let mut p = ordinary(mechanism);
         p.fix_plan();
         let row = p.shape.value_dim;

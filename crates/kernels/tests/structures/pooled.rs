@@ -3,7 +3,9 @@
 
 use crate::{support, threads};
 
-use resolvent_kernels::{Error, Inputs, Mechanism, Operator, Scratch, Shape, Strategy, TokenWeights, Tol, simd::Level};
+use resolvent_kernels::{
+    Error, Inputs, Mechanism, Operator, Scratch, Shape, Strategy, TokenWeights, Tol, mechanism::Structure, simd::Level,
+};
 use support::{
     assert_close,
     golden::Golden,
@@ -13,7 +15,7 @@ use support::{
 use threads::on_threads;
 
 fn is_pooled(mechanism: &Mechanism) -> bool {
-    matches!(mechanism, Mechanism::Uniform(_) | Mechanism::LinearInfsa(_))
+    matches!(mechanism.structure, Structure::Pooled(_))
 }
 
 fn goldens() -> impl Iterator<Item = Golden> {
@@ -74,8 +76,8 @@ struct Weighed {
 }
 
 fn token_weights(p: &Problem, da: &[f32], strategy: Strategy) -> Weighed {
-    let Mechanism::LinearInfsa(m) = &p.mechanism else { unreachable!("only `linear-infsa` has token weights") };
-    let weights = TokenWeights::new(m, p.shape, strategy).unwrap();
+    let m = p.mechanism.pooling().unwrap();
+    let weights = TokenWeights::new(&m, p.shape, strategy).unwrap();
     assert_eq!((weights.len(), weights.is_empty()), (p.shape.slices() * p.shape.seq_kv, false));
     let narrow = |x: &[f64]| x.iter().map(|&x| x as f32).collect::<Vec<_>>();
     let wide = |x: Vec<f32>| x.into_iter().map(f64::from).collect::<Vec<_>>();
@@ -105,7 +107,7 @@ fn token_weights_are_those_of_the_equations() {
 /// Weights and gradients are those of the reference, whatever masked tokens hold; pooling with them is the operator.
 #[test]
 fn token_weights_pool_as_the_operator_does() {
-    for (seed, mechanism) in variants().filter(|m| matches!(m, Mechanism::LinearInfsa(_))).enumerate() {
+    for (seed, mechanism) in variants().filter(|m| m.pooling().is_some()).enumerate() {
         let mut p = problem(mechanism, Shape::square(2, 2, 70, 6), seed as u64);
         let keep: Vec<bool> = (0..2 * 70).map(|n| n % 7 != 3).collect();
         (p.key_mask, p.query_mask) = (Some(keep.clone()), Some(keep));
@@ -120,8 +122,7 @@ fn token_weights_pool_as_the_operator_does() {
         if let (Some(got), Some(expected)) = (&got.dk, &expected.dk) {
             assert_close(&format!("dk of {what}"), got, expected, 4, tol.backward, 1e-6);
         }
-        let Mechanism::LinearInfsa(m) = &mut p.mechanism else { unreachable!("filtered") };
-        (m.broadcast, m.gamma) = (false, 1.0);
+        p.mechanism = p.mechanism.pooling().unwrap().with_broadcast(false).with_gamma(1.0).into();
         p.dout.truncate(4 * 6);
         let values = p.v.chunks_exact(70 * 6).zip(got.a.chunks_exact(70));
         let pooled: Vec<f64> = values.flat_map(|(v, a)| pool(v, a)).collect();
@@ -209,7 +210,7 @@ fn magnitudes_whose_products_leave_f32() {
             let resize = |x: &mut Vec<f64>, size: f64| x.iter_mut().for_each(|x| *x = f64::from((*x * size) as f32));
             resize(&mut p.q, size_q);
             p.k.iter_mut().for_each(|k| resize(k, size_k));
-            if mechanism.tied() && size_q < 1.0 {
+            if mechanism.tied && size_q < 1.0 {
                 continue; // see `tokens_drowned_by_eps_pool_and_refuse_gradients`
             }
             at_every_level(&p, &format!("{mechanism:?}, {size_q:e}, {size_k:e}"));
@@ -221,7 +222,7 @@ fn magnitudes_whose_products_leave_f32() {
 #[test]
 fn tokens_drowned_by_eps_pool_and_refuse_gradients() {
     let mut refused = 0;
-    for mechanism in variants().filter(|m| matches!(m, Mechanism::LinearInfsa(_))) {
+    for mechanism in variants().filter(|m| m.pooling().is_some()) {
         let mut p = problem(mechanism.clone(), Shape::square(1, 2, 33, 8), 11);
         let small = |x: &mut Vec<f64>| x.iter_mut().for_each(|x| *x = f64::from((*x * 1e-15) as f32));
         small(&mut p.q);

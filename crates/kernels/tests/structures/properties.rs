@@ -48,7 +48,7 @@ fn bits(solution: &Solution) -> Vec<(&'static str, Vec<u64>)> {
 }
 
 fn causal(mechanism: &Mechanism) -> bool {
-    mechanism.causal()
+    mechanism.causal
 }
 
 proptest! {
@@ -124,7 +124,7 @@ proptest! {
             let expected = inner(&p.dout, &s["out"]);
             prop_assert!((inner(&s["dv"], &p.v) - expected).abs() < 1e-5 * size, "{name}: dv of {:?}", p.mechanism);
             let Some(gamma) = p.mechanism.gamma() else { continue };
-            if !matches!(p.mechanism.values().series, Series::Resolvent(_) | Series::Hops(_)) {
+            if !matches!(p.mechanism.series, Series::Resolvent(_) | Series::Hops(_)) {
                 let gamma = |h: usize| p.parameters.get(&Parameter::Gamma).map_or(gamma, |gamma| gamma[h].into());
                 let got: f64 = s["dgamma"].iter().enumerate().map(|(h, d)| d * gamma(h)).sum();
                 prop_assert!((got - expected).abs() < 1e-5 * size, "{name}: dgamma of {:?}", p.mechanism);
@@ -214,7 +214,7 @@ fn masked_rows_are_zero(p: &Problem, solution: &Solution) -> TestCaseResult {
     let heads = p.shape.heads;
     for (name, mask) in [("out", &p.query_mask), ("dq", &p.query_mask), ("dk", &p.key_mask), ("dv", &p.key_mask)] {
         let (Some(x), Some(mask)) = (solution.get(name), mask) else { continue };
-        if name == "out" && p.is_pooled() || name == "dq" && p.mechanism.tied() && p.query_mask != p.key_mask {
+        if name == "out" && p.is_pooled() || name == "dq" && p.mechanism.tied && p.query_mask != p.key_mask {
             continue;
         }
         let (seq, cols) = (mask.len() / p.shape.batch, x.len() / (mask.len() * heads));

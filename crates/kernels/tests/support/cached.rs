@@ -56,7 +56,7 @@ pub fn of_rows() -> impl Iterator<Item = Mechanism> {
 /// A random problem, with the numbers of a bias where the mechanism has one.
 pub fn problem(mechanism: Mechanism, shape: Shape, seed: u64) -> Problem {
     let mut p = random::problem(mechanism, shape, seed);
-    if p.mechanism.bias().is_some() {
+    if p.mechanism.bias.is_some() {
         let len: usize = p.mechanism.parameter_shape(Parameter::Bias, &p.shape).iter().product();
         p.parameters.insert(Parameter::Bias, (0..len).map(|n| 0.3 * ((n + 1) as f32).sin()).collect());
     }

@@ -49,7 +49,7 @@ pub fn any_clustered_problem() -> impl Strategy<Value = Problem> {
     (any_ssa(), 4..44_usize, 4..44_usize, any::<u64>(), any::<bool>()).prop_map(
         |(m, seq_q, seq_kv, seed, with_codebook)| {
             let mut p = problem(m, Shape { seq_q, seq_kv, batch: 2, heads: 2, head_dim: 4, value_dim: 3 }, seed);
-            let Mechanism::Ssa(m) = &p.mechanism else { unreachable!() };
+            let m = p.mechanism.as_ssa().unwrap();
             if with_codebook && m.jl_dim.is_none() {
                 let len = 2 * 4 * m.clusters.unwrap();
                 p.codebook = Some((0..len).map(|n| 1.5 * ((n as u64 + seed % 1000) as f32 * 0.7).sin()).collect());

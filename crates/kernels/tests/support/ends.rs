@@ -1,11 +1,14 @@
 //! Calls at the ends of f32 and beyond: each is right, or refused.
 
 use resolvent_kernels::{
-    Error, Mechanism, Strategy,
+    Error, Strategy,
     mechanism::{DistanceKernel, Manifold, Score},
 };
 
-use super::support::problem::{Problem, Solution};
+use super::support::{
+    problem::{Problem, Solution},
+    random::is_composed,
+};
 
 /// Every entry so many times as large, and one of f32.
 pub fn resize(x: &mut [f64], size: f64) {
@@ -44,25 +47,9 @@ fn terms(p: &Problem, name: &str) -> f64 {
     let (d, weight) = (s.head_dim as f64, g * v * (s.value_dim * s.seq_q) as f64);
     let (scale, token) = (|scale: Option<f64>| scale.unwrap_or(d.powf(-0.5)), q.max(k));
     // What a score changes by with an entry of a token, and with a parameter.
-    let (slope, of_parameter) = match &p.mechanism {
-        Mechanism::Softmax(m) => (scale(m.scale) * token, 0.0),
-        Mechanism::Ssa(m) => (scale(m.scale) * token, 0.0),
-        Mechanism::Fna(m) => {
-            let (resolved, power) = (m.resolve(s.head_dim, s.heads), m.alpha + 64.0);
-            let on_sphere = m.manifold == Manifold::Sphere;
-            let z = if on_sphere { std::f64::consts::PI } else { token * d.sqrt() } / resolved.kappa;
-            let sphere = if on_sphere { 1.0 / token } else { 0.0 };
-            let slope = match m.kernel {
-                _ if m.is_gaussian() => z / resolved.kappa,
-                DistanceKernel::Student => z.min(1.0) / resolved.kappa,
-                _ => 1.0 / resolved.kappa,
-            };
-            (power * slope.max(sphere / resolved.kappa), power * (1.0 + z).ln().min(z) * (1.0 + 1.0 / resolved.kappa))
-        }
-        Mechanism::Soft(m) | Mechanism::SoftPp(m) => (m.scale_for(s.head_dim) * token, token.powi(2).min(1e9)),
-        Mechanism::Laplacian(m) => (1.0 / m.lambda, 1.0 / m.lambda),
-        Mechanism::LaplacianExact(m) => (1.0 / m.lambda, 1.0 / m.lambda),
-        Mechanism::Composed(m) => {
+    let m = &p.mechanism;
+    let (slope, of_parameter) = match (&m.score, m.as_fna()) {
+        _ if is_composed(m) => {
             let own = if name == "dq" { q } else { k.max(q * f64::from(u8::from(m.tied))) };
             let slope = match &m.score {
                 // `d_M + alpha` over the distance, or the length scale, which is 2 or more for all of them.
@@ -75,6 +62,21 @@ fn terms(p: &Problem, name: &str) -> f64 {
             };
             (slope, slope * token)
         }
+        (Score::DotExp(m), _) => (scale(m.scale) * token, 0.0),
+        (_, Some(m)) => {
+            let (resolved, power) = (m.resolve(s.head_dim, s.heads), m.alpha + 64.0);
+            let on_sphere = m.manifold == Manifold::Sphere;
+            let z = if on_sphere { std::f64::consts::PI } else { token * d.sqrt() } / resolved.kappa;
+            let sphere = if on_sphere { 1.0 / token } else { 0.0 };
+            let slope = match m.kernel {
+                _ if m.is_gaussian() => z / resolved.kappa,
+                DistanceKernel::Student => z.min(1.0) / resolved.kappa,
+                _ => 1.0 / resolved.kappa,
+            };
+            (power * slope.max(sphere / resolved.kappa), power * (1.0 + z).ln().min(z) * (1.0 + 1.0 / resolved.kappa))
+        }
+        (Score::Gaussian(m), _) => (m.scale.unwrap_or(0.5 / d.sqrt()) * token, token.powi(2).min(1e9)),
+        (Score::Laplacian(m), _) => (1.0 / m.lambda, 1.0 / m.lambda),
         _ => (0.0, weight),
     };
     match name {

@@ -2,7 +2,7 @@
 
 use resolvent_kernels::{
     Mechanism, Parameter, Tol,
-    mechanism::{DistanceKernel, Fna, Manifold},
+    mechanism::{DistanceKernel, Fna, Manifold, Score},
     reference,
 };
 
@@ -44,10 +44,9 @@ pub fn assert_rows(what: &str, got: &Solution, expected: &Solution, p: &Problem,
 
 /// Whether the terms of a problem's rows are known.
 pub fn knows(mechanism: &Mechanism) -> bool {
-    match mechanism {
-        Mechanism::Softmax(_) => true,
-        Mechanism::Fna(m) => m.norm_exponent == 0.0,
-        _ => false,
+    match mechanism.id() {
+        "fna" => mechanism.as_fna().is_some_and(|m| m.norm_exponent == 0.0),
+        id => id == "softmax",
     }
 }
 
@@ -160,22 +159,22 @@ fn length(x: &[f64]) -> f64 {
 fn slopes(p: &Problem, head: usize, row: usize, key: usize) -> Slopes {
     let (k_rows, dim) = (p.k.as_ref().unwrap_or(&p.q), p.shape.head_dim);
     let lengths = [length(row_of(&p.q, row, dim)), length(row_of(k_rows, key, dim))];
-    match &p.mechanism {
-        Mechanism::Softmax(m) => {
+    match (&p.mechanism.score, p.mechanism.as_fna()) {
+        (Score::DotExp(m), _) => {
             let scale = m.scale.unwrap_or((dim as f64).powf(-0.5));
             [scale * lengths[1], scale * lengths[0], 0.0, 0.0]
         }
-        Mechanism::Fna(m) => {
+        (_, Some(m)) => {
             // A zero token has no direction and gets no gradient.
             let over = |x: f64, length: f64| if length > 0.0 { x / length } else { 0.0 };
             let [q, k] = if m.manifold == Manifold::Sphere { lengths } else { [1.0; 2] };
             let tokens = p.q[row * dim..][..dim].iter().zip(&k_rows[key * dim..][..dim]);
             let r = tokens.map(|(&x, &y)| (over(x, q) - over(y, k)).powi(2)).sum::<f64>().sqrt();
-            let [by_r, by_alpha, by_kappa] = by_distance(p, m, head, r);
+            let [by_r, by_alpha, by_kappa] = by_distance(p, &m, head, r);
             // The chord is shorter than the arc by less than a half.
             [over(by_r, q), over(by_r, k), by_alpha, by_kappa].map(|slope| 2.0 * slope)
         }
-        other => panic!("the terms of {} are not known", other.id()),
+        _ => panic!("the terms of {} are not known", p.mechanism.id()),
     }
 }
 

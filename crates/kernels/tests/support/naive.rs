@@ -5,7 +5,7 @@
 use half::bf16;
 use resolvent_kernels::{
     Parameter, Shape,
-    mechanism::{Composed, Factor, Manifold, Normalisation, Score, Structure},
+    mechanism::{Factor, Manifold, Mechanism, Normalisation, Score, Structure},
 };
 
 use crate::support::problem::{Problem, Solution};
@@ -22,7 +22,7 @@ enum Term {
 
 pub struct Naive<'a> {
     p: &'a Problem,
-    m: Composed,
+    m: Mechanism,
     term: Term,
     /// Whether tensors are stored in bf16, and the backward pass takes the output as it was stored.
     stored: bool,

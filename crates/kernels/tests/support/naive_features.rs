@@ -83,7 +83,7 @@ impl Head<'_> {
     /// Keys that query `i` sees come before this one.
     fn limit(&self, i: usize) -> usize {
         let s = &self.p.shape;
-        if self.p.mechanism.causal() { i + 1 + s.seq_kv - s.seq_q } else { s.seq_kv }
+        if self.p.mechanism.causal { i + 1 + s.seq_kv - s.seq_q } else { s.seq_kv }
     }
 
     fn solve(

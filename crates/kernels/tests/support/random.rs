@@ -114,6 +114,11 @@ pub fn every_mechanism() -> Vec<Mechanism> {
     mechanisms().into_iter().chain(compositions).collect()
 }
 
+/// Whether it is written by its four values: no preset with fields of its own.
+pub fn is_composed(mechanism: &Mechanism) -> bool {
+    serde_json::to_value(mechanism).unwrap().get("score").is_some()
+}
+
 /// The variants, parsed.
 pub fn mechanisms() -> Vec<Mechanism> {
     VARIANTS.iter().map(|json| Mechanism::from_json(json).unwrap()).collect()
@@ -121,67 +126,52 @@ pub fn mechanisms() -> Vec<Mechanism> {
 
 /// Whether the mechanism takes keys of another length than the queries, if not always fewer.
 pub fn takes_cross(mechanism: &Mechanism) -> bool {
-    !mechanism.tied()
-        && match mechanism {
-            Mechanism::Infsa(m) => !m.causal,
-            Mechanism::InfsaResolvent(_) => false,
-            Mechanism::LinearInfsa(m) => m.iterations == 1,
-            Mechanism::Fna(m) => m.norm_exponent == 0.0,
-            Mechanism::Ssa(m) => !m.shared(),
-            Mechanism::Composed(m) => {
-                let by_degrees = matches!(&m.normalisation, Normalisation::Row(row) if row.density_exponent != 0.0);
-                let shared = mechanism.clustering().is_some_and(|clusters| clusters.shared());
-                matches!(m.series, Series::OneHop(_)) && !by_degrees && !shared
-            }
-            _ => true,
-        }
+    let m = mechanism;
+    let by_degrees = matches!(&m.normalisation, Normalisation::Row(row) if row.density_exponent != 0.0);
+    let shared = m.clustering().is_some_and(|clusters| clusters.shared());
+    let prefix_norm = m.id() == "infsa" && m.causal;
+    let steps = m.pooling().map_or(1, |pooling| pooling.iterations);
+    let several = matches!(m.series, Series::Hops(_) | Series::Resolvent(_));
+    !(m.tied || by_degrees || shared || prefix_norm || several || steps > 1)
 }
 
 /// Whether every query must see a key, so that causal there are no fewer keys than queries.
 fn needs_a_key_per_query(mechanism: &Mechanism) -> bool {
-    mechanism.causal() && matches!(mechanism, Mechanism::Fna(_) | Mechanism::LaplacianExact(_) | Mechanism::Composed(_))
+    mechanism.causal && (is_composed(mechanism) || ["fna", "laplacian-exact"].contains(&mechanism.id()))
 }
 
 /// Whether the order of the tokens matters.
 pub fn orders_tokens(mechanism: &Mechanism) -> bool {
-    match mechanism {
-        Mechanism::Soft(m) | Mechanism::SoftPp(m) => {
-            m.value_conv > 0 || !matches!(m.landmarks, Landmarks::All | Landmarks::Given { .. })
-        }
-        Mechanism::Laplacian(_) => true,
-        Mechanism::Composed(m) => aligns_tokens(mechanism) || matches!(m.structure, Structure::Nystrom(_)),
-        _ => mechanism.causal(),
-    }
+    let Structure::Nystrom(m) = &mechanism.structure else { return aligns_tokens(mechanism) };
+    let of_all = matches!(m.landmarks, Landmarks::All | Landmarks::Given { .. });
+    is_composed(mechanism) || m.value_conv > 0 || !of_all
 }
 
 /// Whether queries and keys of other numbers have other positions to each other: the last ones lie at each other.
 pub fn aligns_tokens(mechanism: &Mechanism) -> bool {
-    let windowed = matches!(mechanism.values().structure, Structure::Dense(m) if m.window.is_some());
-    mechanism.causal() || windowed
+    let windowed = matches!(&mechanism.structure, Structure::Dense(m) if m.window.is_some());
+    mechanism.causal || windowed
 }
 
 /// Whether the number of tokens matters beside the kept ones: to a draw, to a filter that only takes whole windows, and to a
 /// number of windows.
 pub fn counts_masked_tokens(mechanism: &Mechanism) -> bool {
-    let counts = |landmarks: &Landmarks| matches!(landmarks, Landmarks::Pool(PoolWindows::Count(_)));
-    match mechanism {
-        Mechanism::Soft(m) | Mechanism::SoftPp(m) => {
-            matches!(m.landmarks, Landmarks::Random { .. } | Landmarks::Conv { .. }) || counts(&m.landmarks)
-        }
-        Mechanism::Laplacian(m) => counts(&m.landmarks),
-        Mechanism::Composed(m) => matches!(&m.structure, Structure::Nystrom(m) if counts(&m.landmarks)),
-        _ => false,
+    match mechanism.landmark_kind() {
+        Some(Landmarks::Random { .. } | Landmarks::Conv { .. }) => mechanism.as_soft().is_some(),
+        Some(landmarks) => matches!(landmarks, Landmarks::Pool(PoolWindows::Count(_))),
+        None => false,
     }
 }
 
 /// The mechanism with no wider windows than there are tokens.
-fn fitted(mut mechanism: Mechanism, tokens: usize) -> Mechanism {
-    if let Mechanism::Soft(m) | Mechanism::SoftPp(m) = &mut mechanism
-        && let Landmarks::Conv { ratio } = &mut m.landmarks
-    {
-        *ratio = tokens.min(*ratio);
+fn fitted(mechanism: Mechanism, tokens: usize) -> Mechanism {
+    if mechanism.as_soft().is_none() {
+        return mechanism;
     }
-    mechanism
+    mechanism.with_landmarks(|landmarks| match landmarks {
+        Landmarks::Conv { ratio } => Landmarks::Conv { ratio: tokens.min(ratio) },
+        other => other,
+    })
 }
 
 /// The mechanism and the shape changed as little as fits: lengths that differ are made equal where the mechanism asks for it,
@@ -192,7 +182,7 @@ pub fn fitting(mechanism: Mechanism, shape: Shape) -> (Mechanism, Shape) {
         true => shape.seq_kv,
         false => shape.seq_q,
     };
-    let on_sphere = matches!(&mechanism, Mechanism::Fna(m) if m.manifold == Manifold::Sphere);
+    let on_sphere = mechanism.id() == "fna" && mechanism.as_fna().is_some_and(|m| m.manifold == Manifold::Sphere);
     let head_dim = shape.head_dim.max(if on_sphere { 2 } else { 1 });
     (fitted(mechanism, seq_kv), Shape { seq_kv, head_dim, ..shape })
 }
@@ -205,7 +195,7 @@ pub fn problem(mechanism: Mechanism, shape: Shape, seed: u64) -> Problem {
     let out_len = shape.slices() * mechanism.out_seq(&shape) * shape.value_dim;
     let (q, k, v) = (entries(shape.q_len()), entries(shape.k_len()), entries(shape.v_len()));
     let dout = entries(out_len);
-    let k = (!mechanism.tied()).then_some(k);
+    let k = (!mechanism.tied).then_some(k);
     let required = mechanism.parameters().into_iter().filter(|parameter| parameter.required());
     let parameters = required.map(|parameter| {
         let len = mechanism.parameter_shape(parameter, &shape).iter().product();

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use resolvent_kernels::{ClusterPlan, Mechanism, Parameter, PlanTensors, Shape};
+use resolvent_kernels::{ClusterPlan, Parameter, PlanTensors, Shape};
 
 use super::problem::{Problem, Solution};
 
@@ -47,7 +47,7 @@ impl Problem {
 
     /// Whether the output is the pooled value, once, and not a row per query.
     pub fn is_pooled(&self) -> bool {
-        matches!(&self.mechanism, Mechanism::LinearInfsa(m) if !m.broadcast)
+        self.mechanism.pooling().is_some_and(|m| !m.broadcast)
     }
 
     /// The problem of batch entry `b` and head `h` alone.

@@ -96,7 +96,7 @@ impl Case {
         let (clusters, extras) = (plans, self.extras());
         let inputs = VarlenInputs {
             q: self.view(&q[..], sizes[0]),
-            k: (!self.mechanism.tied()).then(|| self.view(&k[..], sizes[1])),
+            k: (!self.mechanism.tied).then(|| self.view(&k[..], sizes[1])),
             v: self.view(&v[..], sizes[2]),
             extras,
             clusters,
@@ -113,7 +113,7 @@ impl Case {
         let extras = wanted.iter_mut().fold(ExtraGradients::default(), |extras, (p, x)| extras.with(*p, x));
         let mut gradients = StridedGradients {
             dq: self.view(&mut dq[..], sizes[0]),
-            dk: (!self.mechanism.tied()).then(|| self.view(&mut dk[..], sizes[1])),
+            dk: (!self.mechanism.tied).then(|| self.view(&mut dk[..], sizes[1])),
             dv: self.view(&mut dv[..], sizes[2]),
             extras,
         };
@@ -127,7 +127,7 @@ impl Case {
         };
         let mut all = Solution::from([("out".into(), home(&out, of_out)), ("dq".into(), home(&dq, sizes[0]))]);
         all.insert("dv".into(), home(&dv, sizes[2]));
-        if !self.mechanism.tied() {
+        if !self.mechanism.tied {
             all.insert("dk".into(), home(&dk, sizes[1]));
         }
         all.extend(op.lse(&stats).map(|lse| ("lse".into(), lse)));
@@ -150,7 +150,7 @@ impl Case {
             let [k, v] = [(&k, head_dim), (&v, value_dim)].map(|(x, c)| part(x, kv_heads, c, &keys));
             let mut extras = self.extras();
             extras.dropout = extras.dropout.map(|dropout| dropout.reseeded(n as u64));
-            let inputs = Inputs { q: &q, k: (!self.mechanism.tied()).then_some(&k[..]), v: &v, extras };
+            let inputs = Inputs { q: &q, k: (!self.mechanism.tied).then_some(&k[..]), v: &v, extras };
             let mask = self.keep.as_deref().map_or(Mask::NONE, |keep| Mask::padding(&keep[queries.clone()]));
             let (mut out, mut stats) = (vec![T::default(); dout.len()], vec![0.0; op.plan().stats]);
             let mut scratch = Scratch::default();
@@ -158,7 +158,7 @@ impl Case {
             let [mut dq, mut dk, mut dv] = [&q, &k, &v].map(|x| vec![T::default(); x.len()]);
             let mut wanted = self.wanted();
             let extras = wanted.iter_mut().fold(ExtraGradients::default(), |extras, (p, x)| extras.with(*p, x));
-            let into_dk = (!self.mechanism.tied()).then_some(&mut dk[..]);
+            let into_dk = (!self.mechanism.tied).then_some(&mut dk[..]);
             let mut gradients = Gradients { dq: &mut dq, dk: into_dk, dv: &mut dv, extras };
             op.backward(&inputs, &mask, &out, &stats, &dout, &mut gradients, &mut scratch)?;
             let mut put = |name: &str, x: &[f32], heads: usize, range: &std::ops::Range<usize>, tokens: usize| {
@@ -173,7 +173,7 @@ impl Case {
             put("out", &wide(&out), heads, &queries, tokens);
             put("dq", &wide(&dq), heads, &queries, tokens);
             put("dv", &wide(&dv), kv_heads, &keys, of_keys);
-            if !self.mechanism.tied() {
+            if !self.mechanism.tied {
                 put("dk", &wide(&dk), kv_heads, &keys, of_keys);
             }
             if let Some(lse) = op.lse(&stats) {

@@ -72,7 +72,7 @@ impl Case {
         // Of a time that may have been less work, no rate is known.
         let work = if mechanism.iterates() { work.map(|work| Work { flops: 0, ..work }) } else { work };
         let (forward, training, peaks) = (Vec::new(), Vec::new(), [None; 2]);
-        Self { contender, point, call: call.clone(), tied: mechanism.tied(), work, forward, training, peaks }
+        Self { contender, point, call: call.clone(), tied: mechanism.tied, work, forward, training, peaks }
     }
 
     pub fn call(&self) -> &Call {

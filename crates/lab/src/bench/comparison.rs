@@ -120,7 +120,7 @@ impl Exact {
         let mut all = Self {
             out: zeros(out_seq),
             dq: zeros(tokens),
-            dk: (!mechanism.tied()).then(|| zeros(tokens)),
+            dk: (!mechanism.tied).then(|| zeros(tokens)),
             dv: zeros(tokens),
             own: BTreeMap::new(),
         };
@@ -131,7 +131,7 @@ impl Exact {
             let one = Shape { seq_q: range.len(), seq_kv: range.len(), ..shape };
             let rows = |x: &[f64]| part_of(x, &shape, tokens, range.clone());
             let (q, v, dout) = (rows(&q), rows(&v), part_of(&dout, &shape, out_seq, out_range.clone()));
-            let k = (!mechanism.tied()).then(|| rows(&k));
+            let k = (!mechanism.tied).then(|| rows(&k));
             let inputs = Inputs { q: &q, k: k.as_deref(), v: &v, extras: ours.extras() };
             let forward = reference::forward(mechanism, &one, &inputs, &Mask::NONE)?;
             let exact = reference::backward(mechanism, &one, &inputs, &Mask::NONE, &dout)?;

@@ -51,7 +51,7 @@ impl Bound {
     /// Views of queries, keys and values, or of their gradients.
     fn views<'a>(&self, call: &Call, [q, k, v]: [&'a [f32]; 3], extras: Extras<'a>) -> Result<StridedInputs<'a, f32>> {
         if call.layout != TensorLayout::Packed {
-            let (tokens, tied) = (call.shape.seq_q, self.mechanism().tied());
+            let (tokens, tied) = (call.shape.seq_q, self.mechanism().tied);
             let [q, k, v] = [(q, call.shape.heads), (k, call.kv_heads), (v, call.kv_heads)]
                 .map(|(x, heads)| call.strided(x, heads, tokens));
             return Ok(StridedInputs { q, k: (!tied).then_some(k), v, extras });
@@ -263,7 +263,7 @@ impl Local for Ours {
         }
         let into = [(dq, heads), (dk, kv_heads), (dv, kv_heads)];
         let [dq, dk, dv] = into.map(|(x, heads)| call.strided(&mut x[..], heads, tokens));
-        let dk = (!bound.mechanism().tied()).then_some(dk);
+        let dk = (!bound.mechanism().tied).then_some(dk);
         let mut into = StridedGradients { dq, dk, dv, extras: own_into };
         bound.backward(&inputs, (out, stats, dout), &mut into, scratch)
     }

@@ -205,7 +205,7 @@ impl Recipe {
     }
 
     /// What the model attends with in a word: the mechanism's id, or `fit`.
-    pub const fn attention_name(&self) -> &'static str {
+    pub fn attention_name(&self) -> &'static str {
         if self.fit.is_some() { fit::FIT } else { self.mechanism.id() }
     }
 

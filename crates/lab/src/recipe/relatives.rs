@@ -15,13 +15,11 @@ pub(super) fn related(a: &Mechanism, b: &Mechanism) -> bool {
 /// `own` where it has the id of `mechanism`, and `mechanism` with the settings of `own` where it is a relative: a comparison of
 /// the two should compare nothing else.
 pub fn with_settings_of(own: Option<&Mechanism>, mechanism: Mechanism) -> Mechanism {
-    match (own, &mechanism) {
-        (Some(Mechanism::Soft(own)), Mechanism::SoftPp(preset)) => {
-            Mechanism::SoftPp(own.clone().with_degree(preset.degree))
-        }
-        (Some(Mechanism::SoftPp(own)), Mechanism::Soft(_)) => Mechanism::Soft(own.clone().with_degree(None)),
-        (Some(own @ Mechanism::Laplacian(_)), Mechanism::LaplacianExact(_)) => own.clone().without_landmarks(),
-        (Some(own), _) if own.id() == mechanism.id() => own.clone(),
+    let Some(own) = own.filter(|own| related(own, &mechanism)) else { return mechanism };
+    match (own.as_soft(), mechanism.as_soft()) {
+        _ if own.id() == mechanism.id() => own.clone(),
+        (Some(own), Some(preset)) => own.with_degree(preset.degree).into(),
+        _ if mechanism.landmark_kind().is_none() => own.clone().without_landmarks(),
         _ => mechanism,
     }
 }

@@ -72,14 +72,14 @@ pub fn diagnose(
     baseline: Option<&Baseline>,
     options: &AnalyzeOptions,
 ) -> resolvent_graph::Result<(GraphReport, Option<Baseline>)> {
-    let keys = if mechanism.tied() { None } else { Some(head.k.unwrap_or(head.q)) };
+    let keys = if mechanism.tied { None } else { Some(head.k.unwrap_or(head.q)) };
     let mut operator = AttentionOperator::new(mechanism, head.tokens, head.q, keys, None, Strategy::Auto)?;
     if let Some((plan, index)) = head.plan {
         operator = operator.with_clusters(plan, index)?;
     }
     let mut report = GraphReport::default();
     if let (Some(linear), true) = (mechanism.pooling(), options.full && head.tokens <= DENSE_MAX) {
-        let found = PerronReport::new(linear, head.tokens, head.q, None);
+        let found = PerronReport::new(&linear, head.tokens, head.q, None);
         report.dominant = note(&mut report.notes, found);
         if let Some(change) = report.dominant.as_ref().map(|found| found.change).filter(|&change| change > 1e-4) {
             report.notes.push(format!("the dominant direction still changed by {change:.0e} in its last step of 200"));
@@ -94,13 +94,13 @@ pub fn diagnose(
     let stored = Stored::new(&operator)?;
     let made = diagnose_stored(mechanism, &stored, &mut report, baseline, head, options);
     let values = mechanism.values();
-    let ssa = values.ssa().filter(|ssa| !ssa.routes_queries());
+    let ssa = values.as_ssa().filter(|ssa| !ssa.routes_queries());
     if let (Some(ssa), Some(plan), Some(baseline)) = (ssa, operator.clusters(), baseline) {
         clusters(&ssa, head, plan, baseline, &mut report, options.full);
     }
     let found = landmarks(mechanism, head, options.full);
     report.landmarks = note(&mut report.notes, found).flatten();
-    if let (Some(fna), Some(baseline)) = (values.fna(), baseline) {
+    if let (Some(fna), Some(baseline)) = (values.as_fna(), baseline) {
         match note(&mut report.notes, matched_kappa(&fna, head, baseline.sharpness)) {
             Some(Ok(kappa)) => report.matched_kappa = Some(kappa),
             Some(Err(why)) => remark(&mut report.notes, why.into()),
@@ -117,7 +117,7 @@ fn clusters(ssa: &Ssa, head: Head<'_>, plan: &ClusterPlan, baseline: &Baseline, 
     let alone = |(i, &label): (usize, &i64)| if label < 0 { labels.len() + i } else { label as usize };
     let labels: Vec<usize> = labels.iter().enumerate().map(alone).collect();
     // Made again rather than kept: the kernels of all heads of a layer would take much memory.
-    let keys = if baseline.mechanism.tied() { None } else { Some(head.k.unwrap_or(head.q)) };
+    let keys = if baseline.mechanism.tied { None } else { Some(head.k.unwrap_or(head.q)) };
     let softmax = AttentionOperator::new(&baseline.mechanism, head.tokens, head.q, keys, None, Strategy::Auto);
     let fit = softmax.and_then(|softmax| ClusterFit::new(&Stored::new(&softmax)?.kernel(), &labels));
     report.clusters = note(&mut report.notes, fit);

@@ -7,7 +7,7 @@ use resolvent_graph::{
 };
 use resolvent_kernels::{
     Mechanism, Parameter,
-    mechanism::{Composed, Inverse, Landmarks, NewtonInit, Normalisation, Nystrom, Score, Structure},
+    mechanism::{Inverse, Landmarks, NewtonInit, Normalisation, Nystrom, Score, Structure},
 };
 use serde::Serialize;
 
@@ -50,7 +50,7 @@ impl Pooled {
         let newton = |inverse: Inverse, steps: usize, init: Option<NewtonInit>| {
             (inverse == Inverse::NewtonSchulz).then_some(Newton { steps, init })
         };
-        let Composed { score, structure: Structure::Nystrom(m), normalisation, .. } = mechanism.values() else {
+        let Mechanism { score, structure: Structure::Nystrom(m), normalisation, .. } = mechanism.values() else {
             return None;
         };
         let kernel = match score {
@@ -118,7 +118,7 @@ pub(super) fn landmarks(mechanism: &Mechanism, head: Head<'_>, full: bool) -> Re
     let Some(pooled) = Pooled::of(mechanism, dim) else { return Ok(None) };
     let wide = |x: &[f32]| x.iter().map(|&x| f64::from(x)).collect::<Vec<_>>();
     let q = wide(head.q);
-    let k = if mechanism.tied() { q.clone() } else { wide(head.k.unwrap_or(head.q)) };
+    let k = if mechanism.tied { q.clone() } else { wide(head.k.unwrap_or(head.q)) };
     let marks = pooled.landmarks(&k, dim);
     let gram = pooled.kernel.gram(&marks, dim)?;
     let values = symmetric_eigen(&gram)?.values;

@@ -306,7 +306,7 @@ fn record(
         spools.calls.add(&call)?;
         tally.call(&call, seconds);
         tally.refused_heads += if heads.is_empty() { softmax.len() } else { 0 };
-        tally.tied |= call.mechanism.tied() && !analysis.layers[layer].tied;
+        tally.tied |= call.mechanism.tied && !analysis.layers[layer].tied;
         for (mut head, softmax) in heads.into_iter().zip(&softmax) {
             spools.heads.add(&head)?;
             tally.add(layer, &head, softmax);

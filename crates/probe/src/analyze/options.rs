@@ -85,7 +85,7 @@ impl AnalyzeOptions {
 /// `ssa` with the means of its clusters in place of sampled tokens, which without training is nearer to softmax; with the settings of
 /// `own` where that is `ssa` or a composition of the same values, `None` where it has means already.
 pub fn ssa_with_centroids(own: Option<&Mechanism>) -> Option<Candidate> {
-    let own = own.and_then(|own| own.values().ssa()).filter(|own| !own.routes_queries());
+    let own = own.and_then(|own| own.as_ssa()).filter(|own| !own.routes_queries());
     let settings = own.unwrap_or_default();
     let name = "ssa-centroid".into();
     (settings.estimator != Estimator::Centroid)

@@ -106,7 +106,7 @@ fn told(done: resolvent_kernels::Result<()>, out: &mut [f32]) -> resolvent_kerne
 }
 
 fn inputs<'a>(mechanism: &Mechanism, sequence: &'a Sequence, values: &'a [f32]) -> Inputs<'a, f32> {
-    let k = (!mechanism.tied()).then(|| sequence.k.as_deref().unwrap_or(&sequence.q));
+    let k = (!mechanism.tied).then(|| sequence.k.as_deref().unwrap_or(&sequence.q));
     Inputs { q: &sequence.q, k, v: values, extras: Extras::default() }
 }
 

@@ -274,7 +274,7 @@ mod tests {
         let grid = class_token.then_some([3, 3]);
         LayerCall {
             place: Place { name: "blocks.0".into(), class_token, grid },
-            k: (!mechanism.tied()).then(|| wave(3)),
+            k: (!mechanism.tied).then(|| wave(3)),
             q: wave(0),
             v: wave(5),
             parameters: Vec::new(),

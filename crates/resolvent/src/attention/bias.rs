@@ -21,7 +21,7 @@ const DEVIATION: f64 = 0.02;
 
 /// The sizes of a table, where the mechanism has one: they do not depend on the tokens.
 fn sizes(mechanism: &Mechanism, heads: usize) -> Option<[usize; 2]> {
-    let by_distance = matches!(mechanism.bias()?, Bias::Buckets(_) | Bias::Grid(_));
+    let by_distance = matches!(mechanism.bias?, Bias::Buckets(_) | Bias::Grid(_));
     let len = mechanism.parameter_len(Parameter::Bias, &Shape::square(1, heads, 1, 1));
     by_distance.then(|| [heads, len / heads])
 }

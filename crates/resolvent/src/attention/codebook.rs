@@ -130,7 +130,7 @@ impl MultiHeadAttention {
             let width = self.n_heads * self.head_dim();
             let part = |part: usize| self.heads(packed.clone().narrow(2, part * width, width)).detach();
             // Tied, the queries are the keys.
-            let keys = usize::from(!mechanism.tied());
+            let keys = usize::from(!mechanism.tied);
             let keep = || mask.key.clone();
             let (tokens, keep) = match m.cluster_on {
                 ClusterOn::Queries => (part(0), keep()),

@@ -92,7 +92,7 @@ pub fn check_row_local(mechanism: &Mechanism) -> Result<()> {
     if mechanism.is_row_local() {
         return Ok(());
     }
-    let why = if mechanism.values().fna().is_some() {
+    let why = if mechanism.as_fna().is_some() {
         "norm_exponent (density_exponent of a composition) mixes the degrees of other rows in; set it to 0"
     } else {
         "its rows depend on other queries, which a decoder has not written yet; use softmax, fna or uniform"
@@ -191,7 +191,7 @@ impl MultiHeadAttention {
         let inputs = kernels::Inputs { q: &q, k: k.as_deref(), v: &v, extras };
         let prompt = cache.is_empty() && seq > 1;
         // A norm is a sum over rows, which the cache has to go through anyway.
-        if prompt && !matches!(self.mechanism.values().normalisation, Normalisation::Frobenius(_)) {
+        if prompt && !matches!(self.mechanism.normalisation, Normalisation::Frobenius(_)) {
             cache.append(&inputs)?;
             return self.attend_projected(packed, None, &self.mechanism, self.extras(), &Mask::causal());
         }
@@ -227,7 +227,7 @@ impl MultiHeadAttention {
         let keys = if reads_values_alone(&self.mechanism) {
             values.clone()
         } else {
-            self.project_part(tokens, usize::from(!self.mechanism.tied()))
+            self.project_part(tokens, usize::from(!self.mechanism.tied))
         };
         KeyValues { keys, values }
     }

@@ -16,7 +16,7 @@ impl MultiHeadAttention {
         let unsupported = |why| {
             Err(kernels::Error::Unsupported { mechanism: self.mechanism.id(), what: "folding gamma", why }.into())
         };
-        let several = !matches!(self.mechanism.values().series, Series::OneHop(_) | Series::Limit(_));
+        let several = !matches!(self.mechanism.series, Series::OneHop(_) | Series::Limit(_));
         let fixed = match (several, self.mechanism.gamma()) {
             (true, _) => return unsupported("the decay weighs every hop differently"),
             (_, None) => return unsupported("it has no decay"),

@@ -62,7 +62,7 @@ impl MultiHeadAttention {
             check(&groups, self.n_heads)?;
             let own = &self.mechanism;
             let learns = self.learned.values().next().is_some() || self.codebook.is_some();
-            let adds = own.bias().is_some() || self.value_filter.is_some();
+            let adds = own.bias.is_some() || self.value_filter.is_some();
             let pools = self.pool_first && own.pooling().is_some();
             let plain = own.projections() == 3 && !learns && !adds && !pools;
             field(
@@ -72,7 +72,7 @@ impl MultiHeadAttention {
                 "softmax or another that makes queries, keys and values, without a bias and without parameters that it learns",
             )?;
             for HeadGroup { mechanism, .. } in &groups {
-                field("groups[].mechanism", mechanism.id(), !mechanism.tied(), "one with queries and keys")?;
+                field("groups[].mechanism", mechanism.id(), !mechanism.tied, "one with queries and keys")?;
             }
         }
         self.head_groups = groups;

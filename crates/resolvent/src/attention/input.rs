@@ -146,11 +146,11 @@ impl MhaInput {
 
 /// The same mechanism with a bias per batch element, query and key, which leaves pairs out.
 fn with_hidden_pairs(mechanism: &Mechanism) -> Result<Mechanism> {
-    if mechanism.bias().is_some() {
+    if mechanism.bias.is_some() {
         let (what, why) = ("mask_attn beside a bias", "add minus infinity to a bias of kind tensor, and call `attend`");
         return Err(kernels::Error::Unsupported { mechanism: mechanism.id(), what, why }.into());
     }
-    Ok(mechanism.values().bias(BiasTensor::default().with_batch(true).with_heads(false)).into())
+    Ok(mechanism.values().bias(BiasTensor::default().with_batch(true).with_heads(false)))
 }
 
 /// What takes part, as [`Mask`] says it, where `absent` does not, as this module is told it.

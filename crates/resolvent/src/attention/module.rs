@@ -136,7 +136,7 @@ impl MultiHeadAttention {
         let mask = input.mask();
         let padding = input.mask_pad.clone().filter(|_| input.memory.is_none());
         let context = match self.pooled(&input) {
-            Some(m) => self.pool_first(input.query, m, &mask)?,
+            Some(m) => self.pool_first(input.query, &m, &mask)?,
             None => {
                 let attended = self.attend(input, &mask)?;
                 self.output(attended)
@@ -174,7 +174,7 @@ impl MultiHeadAttention {
         }
         let extras = self.dropped(&input, self.extras())?;
         let packed = self.project(input.query, &sequences.positions().collect::<Vec<_>>(), None)?;
-        let causal = mask.causal || mechanism.causal();
+        let causal = mask.causal || mechanism.causal;
         let projected = self.projected(packed);
         let attended = attend_packed_sequences(projected, extras, &mechanism, sequences, causal, self.strategy)?;
         Ok(MhaOutput { context: self.dropout.forward(self.output(attended)) })
@@ -234,7 +234,7 @@ impl MultiHeadAttention {
             // Only the shapes of queries and keys are read.
             Inputs::new(self.heads(query), v.clone(), v)
         } else {
-            let k = project(key, usize::from(!mechanism.tied()));
+            let k = project(key, usize::from(!mechanism.tied));
             Inputs::new(self.heads(self.project_part(query, 0)), k, v)
         })
     }
@@ -280,7 +280,7 @@ impl MultiHeadAttention {
         extras: Extras,
         mask: &Mask,
     ) -> Result<Tensor<3>> {
-        let causal = mask.causal || mechanism.causal();
+        let causal = mask.causal || mechanism.causal;
         if self.value_filter.is_some() && causal {
             let why = "the filter over the values reads later tokens; use value_conv none";
             return Err(kernels::Error::Unsupported { mechanism: mechanism.id(), what: "causal", why }.into());

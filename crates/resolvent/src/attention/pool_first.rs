@@ -17,7 +17,7 @@ use crate::{
 
 impl MultiHeadAttention {
     /// The mechanism, where tokens are pooled before they are projected.
-    pub(super) fn pooled(&self, input: &MhaInput) -> Option<&LinearInfsa> {
+    pub(super) fn pooled(&self, input: &MhaInput) -> Option<LinearInfsa> {
         let alone = self.pool_first && input.memory.is_none() && !input.causal && input.dropout.is_none();
         // These need what pooling first leaves out: projections of every token.
         let plain = !self.rotary && !self.ternary && self.value_filter.is_none();

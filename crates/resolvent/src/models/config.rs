@@ -205,7 +205,7 @@ impl VitConfig {
         let (grid, own) = (self.mechanism.grid(), self.grid());
         let expected = "absent: the patches are the grid";
         field("mechanism.grid", format!("{grid:?}"), own.is_none() || grid.is_none() || grid == own, expected)?;
-        field("mechanism.causal", true, !self.mechanism.causal(), "false: patches have no order")
+        field("mechanism.causal", true, !self.mechanism.causal, "false: patches have no order")
     }
 
     /// Patches of a picture.

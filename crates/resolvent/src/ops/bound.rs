@@ -153,7 +153,7 @@ pub(super) fn of_sequences(operator: VarlenOperator, [q, k]: [&[f32]; 2], extras
     // Planning reads no values.
     let v = vec![0.0; heads.value_dim];
     let v = Strided { data: &v[..], batch_stride: 0, head_stride: 0, token_stride: 0 };
-    let inputs = VarlenInputs { q, k: (!operator.mechanism().tied()).then_some(k), v, extras, clusters: None };
+    let inputs = VarlenInputs { q, k: (!operator.mechanism().tied).then_some(k), v, extras, clusters: None };
     let plans = operator.clusters(&inputs, &Mask::NONE, &mut Scratch::default())?;
     Ok(Bound::Sequences(operator, Some(plans.into())))
 }

@@ -80,7 +80,7 @@ impl Calibration {
 
     /// Up to how many tokens `mechanism` is faster composed; 0: nowhere, or not measured.
     pub fn composed_up_to(&self, mechanism: &Mechanism) -> usize {
-        match mechanism.values().series {
+        match &mechanism.series {
             // The limit counts the steps of the fused solver.
             Series::Resolvent(m) if m.max_iter.is_some() => 0,
             _ => self.crossings.get(mechanism.id()).map_or(0, |crossing| crossing.composed_up_to),
@@ -148,7 +148,7 @@ fn at(mechanism: &Mechanism, tokens: usize) -> Result<Timed> {
 /// Seconds of a forward pass, and of a forward and backward pass.
 fn run_once(mechanism: &Mechanism, strategy: Strategy, [q, k, v, dout]: &[Tensor<4>; 4]) -> Result<[f64; 2]> {
     let attended = |q: &Tensor<4>, k: &Tensor<4>, v: &Tensor<4>| {
-        let k = (!mechanism.tied()).then(|| k.clone());
+        let k = (!mechanism.tied).then(|| k.clone());
         let inputs = Inputs { k, ..Inputs::tied(q.clone(), v.clone()) };
         attend(&inputs, mechanism, &Mask::none(), strategy).map(|output| output.out)
     };

@@ -359,7 +359,7 @@ impl InRows {
 
     fn inputs<'a, T: Storage>(&'a self, call: &'a Call) -> kernels::StridedInputs<'a, T> {
         let Leaves { q, k, v, parameters } = &self.0;
-        let k = (!call.operator.mechanism().tied()).then(|| rows(k));
+        let k = (!call.operator.mechanism().tied).then(|| rows(k));
         kernels::StridedInputs { q: rows(q), k, v: rows(v), extras: call.extras(slice(parameters)) }
     }
 }

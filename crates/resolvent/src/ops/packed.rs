@@ -145,7 +145,7 @@ pub(crate) fn split_heads(packed: Tensor<3>, heads: usize, mechanism: &Mechanism
     let packed = packed.reshape([batch, seq, parts, heads, width / parts / heads]).permute([2, 0, 3, 1, 4]);
     let part = |i: usize| packed.clone().narrow(0, i, 1).squeeze_dim::<4>(0);
     let (q, v) = (part(0), part(parts - 1));
-    if mechanism.tied() { Inputs::tied(q, v) } else { Inputs::new(q, part(parts / 2), v) }
+    if mechanism.tied { Inputs::tied(q, v) } else { Inputs::new(q, part(parts / 2), v) }
 }
 
 /// `[batch, heads, seq, head_dim]` as `[batch, seq, heads * head_dim]`.

@@ -168,7 +168,7 @@ pub(crate) fn is_flex(device: &Device) -> bool {
 pub(super) fn check(inputs: &Inputs, mechanism: &Mechanism, mask: &Mask) -> Result<Shape> {
     let Inputs { q, k, v, extras } = inputs;
     let [batch, heads, seq_q, head_dim] = q.dims();
-    let keys = match (k, mechanism.tied()) {
+    let keys = match (k, mechanism.tied) {
         (Some(_), true) => {
             let problem = "is given although the mechanism is tied (the keys are `q`); leave it out";
             return Err(kernels::Error::Tensor { op: OP, tensor: "k", problem }.into());

@@ -38,7 +38,7 @@ impl Layout {
         let v = file.require("v", "store the values under this name")?;
         let [batch, heads, seq_q, head_dim] = axes(&q)?;
         let [_, v_heads, seq_kv, value_dim] = axes(&v)?;
-        let tied = mechanism.tied();
+        let tied = mechanism.tied;
         let keys = if tied { seq_q } else { seq_kv };
         let kv_heads = if !tied && heads.is_multiple_of(v_heads) { v_heads } else { heads };
         fit(
@@ -352,7 +352,7 @@ fn parameters(file: &TensorFile, operator: &Operator, layout: &Layout) -> Result
         if let Some(tensor) = file.get(parameter.name()) {
             let shape = layout.parameter(operator, parameter);
             expect(&tensor, &shape, "what the mechanism needs of it")?;
-            let values = match operator.mechanism().bias() {
+            let values = match operator.mechanism().bias {
                 Some(Bias::Tensor(_)) if parameter == Parameter::Bias => tensor.added()?,
                 _ => tensor.reals()?,
             };

@@ -17,7 +17,7 @@ use super::{
     support::{check_support, kept_dims, largest, map_of, new_tokens},
     tokens::Tokens,
 };
-use crate::{Error, Inputs, Mask, Mechanism, Result, Shape, check, range, simd::Level};
+use crate::{Error, Inputs, Mask, Mechanism, Result, Shape, check, mechanism::Form, range, simd::Level};
 
 /// The past of many sequences of any lengths, for the mechanisms whose past is keys and values (`softmax`, `fna`, `infsa` and dense
 /// compositions, as a [`Cache`](super::Cache) decodes them). "Efficient Memory Management for Large Language Model Serving with
@@ -44,6 +44,8 @@ use crate::{Error, Inputs, Mask, Mechanism, Result, Shape, check, range, simd::L
 #[derive(Debug)]
 pub struct PagedCache {
     mechanism: Mechanism,
+    /// What carries it out.
+    form: Form,
     /// One token of one sequence.
     token: Shape,
     level: Level,
@@ -92,7 +94,7 @@ impl PagedCache {
             return Err(Error::OutOfRange { field: "blocks", got: blocks.to_string(), expected });
         };
         // The clusters of `ssa` are made for a length, whichever.
-        check_support(mechanism, &token, if matches!(mechanism, Mechanism::Ssa(_)) { 1 } else { tokens })?;
+        check_support(mechanism, &token, if matches!(mechanism.own(), Some(Form::Ssa(_))) { 1 } else { tokens })?;
         if !keeps_rows(mechanism) {
             let clusters = mechanism.clustering().is_some();
             let why = if clusters {
@@ -104,6 +106,7 @@ impl PagedCache {
         }
         Ok(Self {
             mechanism: mechanism.clone(),
+            form: mechanism.form(),
             token,
             level: Level::selected()?,
             reach: Reach::of(mechanism),
@@ -296,7 +299,7 @@ impl PagedCache {
 
     /// What makes rows of keys and values.
     fn rows<'a>(&'a self, tokens: &Tokens<'a>) -> Rows<'a> {
-        Rows::new(&self.mechanism, tokens.extras, self.token, self.level, &self.buckets)
+        Rows::new((&self.mechanism, &self.form), tokens.extras, self.token, self.level, &self.buckets)
     }
 
     /// Keeps keys and values, makes the rows where they are asked for, and gives back the blocks that no later token sees.

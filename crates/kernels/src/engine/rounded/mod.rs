@@ -17,7 +17,8 @@ use super::{
     tile::{KEYS, QUERIES, STRIDE},
 };
 use crate::{
-    mechanism::{Composed, Normalisation, Score, Series, Structure},
+    Mechanism,
+    mechanism::{Normalisation, Score, Series, Structure},
     score::{contract::Term, map::Map},
     scratch::Aligned,
     simd::{
@@ -28,7 +29,7 @@ use crate::{
 };
 
 /// Why a composition does not multiply in bf16, if so.
-pub(crate) fn refusal(m: &Composed) -> Option<&'static str> {
+pub(crate) fn refusal(m: &Mechanism) -> Option<&'static str> {
     let product = match &m.score {
         Score::DotExp(_) | Score::CosineExp(_) | Score::DotRelu(_) | Score::DotAbs(_) | Score::DotGelu(_) => true,
         Score::DotSquaredRelu(_) | Score::DotSigmoid(_) => true,

@@ -240,7 +240,7 @@ impl VarlenOperator {
         let operator = self.operator(n);
         let (s, plan) = (operator.shape(), operator.plan());
         let [q, v, o] = [s.q_len(), s.v_len(), operator.out_len()];
-        let k = if operator.mechanism().tied() { 0 } else { s.k_len() };
+        let k = if operator.mechanism().tied { 0 } else { s.k_len() };
         let own = if pass == Pass::Forward { plan.scratch_forward } else { plan.scratch_backward };
         let copied = match pass {
             _ if operator.reads_in_place() => 0,

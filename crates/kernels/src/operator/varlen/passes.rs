@@ -314,7 +314,7 @@ impl VarlenOperator {
 
     fn check_extras(&self, op: &'static str, extras: &Extras<'_>) -> Result<()> {
         let mechanism = self.mechanism();
-        let of_tokens = matches!(mechanism.bias(), Some(Bias::Tensor(m)) if m.batch || m.queries || m.keys);
+        let of_tokens = matches!(mechanism.bias, Some(Bias::Tensor(m)) if m.batch || m.queries || m.keys);
         let has_map = extras.iter().any(|(parameter, _)| parameter.is_map());
         let refused = [
             (has_map && self.has_maps_of_a_length(), OF_A_LENGTH.0, OF_A_LENGTH.1),

@@ -13,8 +13,8 @@ use super::{
     whitened,
 };
 use crate::{
-    Parameter,
-    mechanism::{Composed, Normalisation, Structure},
+    Mechanism, Parameter,
+    mechanism::{Normalisation, Structure},
 };
 
 /// Affinities by query and entry.
@@ -34,7 +34,7 @@ enum Weights {
 }
 
 impl<'a> Graph<'a> {
-    pub fn of(head: &'a Head, affinity: Affinity<'a>, m: &Composed) -> Self {
+    pub fn of(head: &'a Head, affinity: Affinity<'a>, m: &Mechanism) -> Self {
         let dense = |i: usize| (0..head.k.rows).filter(|&j| head.allowed(i, j)).map(|j| Entry::token(j, 0.0)).collect();
         let rows = 0..head.q.rows;
         let mut entries: Vec<Vec<Entry>> = match &m.structure {

@@ -19,7 +19,7 @@ use value_filter::ValueFilter;
 use super::{HeadForward, HeadGradients, head::Head, matrix::Matrix};
 use crate::{
     Mechanism, Parameter, Result,
-    mechanism::{Composed, Normalisation, Structure},
+    mechanism::{Normalisation, Structure},
 };
 
 /// One hop, and what its gradient needs.
@@ -39,7 +39,7 @@ struct HopGradients {
 }
 
 impl<'a> Hop<'a> {
-    fn of(head: &'a Head, mechanism: &Mechanism, m: &'a Composed) -> Result<Self> {
+    fn of(head: &'a Head, mechanism: &Mechanism, m: &'a Mechanism) -> Result<Self> {
         if let Some((structure, over)) = m.over_projections() {
             return Ok(Self::Projected(Box::new(projected::Projected::of(head, structure, over))));
         }
@@ -68,7 +68,7 @@ impl<'a> Hop<'a> {
     }
 
     /// What the normalisation of pairs says of the call beside the weights.
-    fn report(&self, head: &Head, m: &Composed) -> HeadForward {
+    fn report(&self, head: &Head, m: &Mechanism) -> HeadForward {
         let Self::Graph(graph) = self else { return HeadForward::default() };
         let Some(normalised) = graph.normalised() else { return HeadForward::default() };
         // A pooled row is everyone's.
@@ -96,7 +96,7 @@ impl<'a> Hop<'a> {
 }
 
 /// The matrix of `mechanism`, whose values are `m`.
-pub(super) fn forward(head: &Head, mechanism: &Mechanism, m: &Composed) -> Result<HeadForward> {
+pub(super) fn forward(head: &Head, mechanism: &Mechanism, m: &Mechanism) -> Result<HeadForward> {
     let hop = Hop::of(head, mechanism, m)?;
     let block = block(m);
     // Whether a path of any length may lead from a query to a key.
@@ -110,7 +110,7 @@ pub(super) fn forward(head: &Head, mechanism: &Mechanism, m: &Composed) -> Resul
 pub(super) fn backward(
     head: &Head,
     mechanism: &Mechanism,
-    m: &Composed,
+    m: &Mechanism,
     saved: &HeadForward,
     dout: &Matrix,
 ) -> Result<HeadGradients> {
@@ -135,7 +135,7 @@ fn weights(head: &Head, mechanism: &Mechanism, hop: &Hop<'_>) -> Matrix {
 }
 
 /// Tokens that become visible together in a causal call.
-fn block(m: &Composed) -> usize {
+fn block(m: &Mechanism) -> usize {
     match &m.structure {
         Structure::Clustered(structure) => structure.ssa(None, true).causal_clusters.block(),
         _ => 1,

@@ -7,15 +7,15 @@ use super::{
     score::Affinity,
 };
 use crate::{
-    Parameter,
-    mechanism::{self, Composed},
+    Mechanism, Parameter,
+    mechanism::{self},
 };
 
 /// The pairs of queries and projected keys, and the maps, whose columns are the tokens'; zeros for masked ones.
 pub(super) struct Projected<'a> {
     head: &'a Head,
     /// The head over projected keys, and its values.
-    over: (Head, Composed),
+    over: (Head, Mechanism),
     key_map: Matrix,
     value_map: Matrix,
     /// Columns of the maps as they are given.
@@ -23,7 +23,7 @@ pub(super) struct Projected<'a> {
 }
 
 impl<'a> Projected<'a> {
-    pub fn of(head: &'a Head, m: &mechanism::Projected, over: Composed) -> Self {
+    pub fn of(head: &'a Head, m: &mechanism::Projected, over: Mechanism) -> Self {
         let (count, columns, tokens) = (m.count, m.columns(head.k.rows), head.k.rows);
         let map = |parameter| {
             let drawn = || {

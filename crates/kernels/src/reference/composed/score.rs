@@ -17,7 +17,7 @@ const NO_LENGTH: f64 = 1e-12;
 /// A score with the parameters of one head.
 pub(super) struct Affinity<'a> {
     score: &'a Score,
-    pub parameters: Vec<Parameter>,
+    pub parameters: &'static [Parameter],
     scale: f64,
     offset: f64,
     alpha: f64,

@@ -26,7 +26,7 @@ impl ClusterPlan {
     /// # Errors
     /// Those of [`crate::Operator::new`]; [`crate::Error::Length`] for a plan of other sizes.
     pub fn matrices(&self, mechanism: &Mechanism, shape: &Shape, mask: &Mask<'_>) -> Result<PlanMatrices> {
-        let m = &*mechanism.clusters()?;
+        let m = &mechanism.clusters()?;
         mechanism.check(shape, mask.causal)?;
         self.check("plan", shape, m.estimator != Estimator::Centroid)?;
         let Shape { heads, seq_q, seq_kv, .. } = *shape;

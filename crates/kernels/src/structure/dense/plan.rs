@@ -1,20 +1,20 @@
 //! What the dense structure costs.
 
 use super::{fna, forward, infsa, log_sum, softmax};
-use crate::{Mechanism, Plan, Precision, Shape, Strategy};
+use crate::{Plan, Precision, Shape, Strategy, mechanism::Form};
 
 /// The plan of one hop.
-pub(crate) fn plan(m: &Mechanism, s: &Shape, causal: bool, precision: Precision) -> Plan {
+pub(crate) fn plan(m: &Form, s: &Shape, causal: bool, precision: Precision) -> Plan {
     let pairs = pairs(s, causal);
     let [d, dv] = [s.head_dim as u64, s.value_dim as u64];
-    let tied = m.tied();
+    let tied = is_tied(m);
     let tensors = (s.q_len() + if tied { 0 } else { s.k_len() } + s.v_len()) as u64;
     let streamed = s.seq_q.div_ceil(forward::QUERIES) as u64 * (s.k_len() + s.v_len()) as u64;
     let out = s.out_len() as u64;
-    let exps = if let Mechanism::Softmax(_) = m { pairs } else { 0 };
+    let exps = if let Form::Softmax(_) = m { pairs } else { 0 };
     let [scratch_forward, scratch_backward] = scratch(m, s, causal, precision);
     let stats = match m {
-        Mechanism::Infsa(_) => s.slices() * (1 + infsa::norms(s, causal)),
+        Form::Infsa(_) => s.slices() * (1 + infsa::norms(s, causal)),
         _ => log_sum::SAVED * s.slices() * s.seq_q,
     };
     Plan {
@@ -37,14 +37,20 @@ pub(crate) fn plan(m: &Mechanism, s: &Shape, causal: bool, precision: Precision)
     }
 }
 
-/// f32 of working memory of one hop, forward and backward.
-fn scratch(m: &Mechanism, s: &Shape, causal: bool, precision: Precision) -> [usize; 2] {
+const fn is_tied(m: &Form) -> bool {
     match m {
-        Mechanism::Fna(m) => fna::scratch(m, s, precision),
-        Mechanism::Infsa(m) => {
-            [infsa::forward_work(s, m, causal, precision), infsa::backward_work(s, m, causal, precision)]
-        }
-        _ => [softmax::forward_work(s, precision), softmax::backward_work(s, m.tied(), precision)],
+        Form::Softmax(m) => m.tied,
+        Form::Infsa(m) => m.tied,
+        _ => false,
+    }
+}
+
+/// f32 of working memory of one hop, forward and backward.
+fn scratch(m: &Form, s: &Shape, causal: bool, precision: Precision) -> [usize; 2] {
+    match m {
+        Form::Fna(m) => fna::scratch(m, s, precision),
+        Form::Infsa(m) => [infsa::forward_work(s, m, causal, precision), infsa::backward_work(s, m, causal, precision)],
+        _ => [softmax::forward_work(s, precision), softmax::backward_work(s, is_tied(m), precision)],
     }
 }
 

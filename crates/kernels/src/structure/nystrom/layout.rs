@@ -1,9 +1,9 @@
 //! Sizes of a call, and the buffers that are cut from memory: each a struct, whose fields have names.
 
 use crate::{
-    Shape,
+    Mechanism, Shape,
     linalg::is_implicit,
-    mechanism::{Centering, Composed, Degree, Landmarks, Normalisation, Nystrom, Whitening},
+    mechanism::{Centering, Degree, Landmarks, Normalisation, Nystrom, Whitening},
     score::map::Map,
     structure::dense::padded,
 };
@@ -79,7 +79,7 @@ pub(super) struct Sizes {
 
 impl Sizes {
     /// Filters of landmarks that are `full` leave partial windows out.
-    pub fn of(m: &Composed, structure: &Nystrom, full: bool, shape: &Shape) -> Self {
+    pub fn of(m: &Mechanism, structure: &Nystrom, full: bool, shape: &Shape) -> Self {
         let landmarks = structure.landmarks.count(shape.seq_kv, structure.grid, !full);
         let (whitening, centering, biased) = match &m.normalisation {
             Normalisation::Whitened(w) => (w.whitening, w.centering, w.bias_one_over_n),

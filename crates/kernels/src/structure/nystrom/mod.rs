@@ -38,12 +38,12 @@ use operator::{Core, Images};
 use crate::{
     Error, Gradients, Mechanism, Parameter, Result,
     call::{Call, Saved},
-    mechanism::{Composed, Landmarks, Nystrom, Structure},
+    mechanism::{Landmarks, Nystrom, Structure},
     structure::dense::dot,
 };
 
 /// Calls `f` with the values of a preset through landmarks.
-pub(crate) fn with_preset<R>(mechanism: &Mechanism, f: impl FnOnce((&Composed, &Nystrom), Preset) -> R) -> Result<R> {
+pub(crate) fn with_preset<R>(mechanism: &Mechanism, f: impl FnOnce((&Mechanism, &Nystrom), Preset) -> R) -> Result<R> {
     let values = mechanism.values();
     match (&values.structure, Preset::of(mechanism)) {
         (Structure::Nystrom(structure), Some(preset)) => Ok(f((&values, structure), preset)),
@@ -57,7 +57,7 @@ pub(crate) fn with_preset<R>(mechanism: &Mechanism, f: impl FnOnce((&Composed, &
 /// Writes `out = gamma W v`, and what the backward pass needs.
 pub(crate) fn forward(
     call: &Call<'_>,
-    (m, structure): (&Composed, &Nystrom),
+    (m, structure): (&Mechanism, &Nystrom),
     preset: Preset,
     out: &mut [f32],
     stats: &mut [f32],
@@ -75,7 +75,7 @@ pub(crate) fn forward(
 /// not written.
 pub(crate) fn again(
     call: &Call<'_>,
-    (m, structure): (&Composed, &Nystrom),
+    (m, structure): (&Mechanism, &Nystrom),
     preset: Preset,
     out: Option<&mut [f32]>,
     stats: &mut [f32],
@@ -88,7 +88,7 @@ pub(crate) fn again(
 /// Writes the gradients.
 pub(crate) fn backward(
     call: &Call<'_>,
-    (m, structure): (&Composed, &Nystrom),
+    (m, structure): (&Mechanism, &Nystrom),
     preset: Preset,
     saved: &Saved<'_>,
     mut gradients: Gradients<'_, f32>,
@@ -114,17 +114,17 @@ pub(crate) fn backward(
 }
 
 /// The decay of a head.
-fn gamma(call: &Call<'_>, m: &Composed, slice: usize) -> f64 {
+fn gamma(call: &Call<'_>, m: &Mechanism, slice: usize) -> f64 {
     let given = call.extras.get(Parameter::Gamma).map(|gamma| gamma[slice % call.shape.heads].into());
     given.unwrap_or(m.series.gamma())
 }
 
-fn decays(call: &Call<'_>, m: &Composed) -> bool {
+fn decays(call: &Call<'_>, m: &Mechanism) -> bool {
     (0..call.shape.heads).any(|head| gamma(call, m, head) != 1.0)
 }
 
 /// Multiplies a tensor of outputs by what `f` makes of every head's decay.
-fn scale(call: &Call<'_>, m: &Composed, x: &mut [f32], f: impl Fn(f64) -> f64) {
+fn scale(call: &Call<'_>, m: &Mechanism, x: &mut [f32], f: impl Fn(f64) -> f64) {
     for (slice, x) in x.chunks_exact_mut(call.shape.seq_q * call.shape.value_dim).enumerate() {
         let factor = f(gamma(call, m, slice)) as f32;
         x.iter_mut().for_each(|x| *x *= factor);
@@ -132,7 +132,7 @@ fn scale(call: &Call<'_>, m: &Composed, x: &mut [f32], f: impl Fn(f64) -> f64) {
 }
 
 /// `<dout, out> / gamma` of every head, over the kept queries.
-fn decay_gradient(call: &Call<'_>, m: &Composed, saved: &Saved<'_>, to: &mut [f32]) {
+fn decay_gradient(call: &Call<'_>, m: &Mechanism, saved: &Saved<'_>, to: &mut [f32]) {
     let (s, mut sums) = (&call.shape, vec![0.0; to.len()]);
     let rows =
         saved.out.dense().chunks_exact(s.value_dim).zip(saved.dout.dense().chunks_exact(s.value_dim)).enumerate();

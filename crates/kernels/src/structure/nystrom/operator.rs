@@ -14,7 +14,7 @@ use crate::{
     Mechanism, Parameter,
     call::{Call, TokenRows},
     linalg::{Method, Order},
-    mechanism::{Composed, Factor, Landmarks, Normalisation, Nystrom, Whitened},
+    mechanism::{Factor, Form, Landmarks, Normalisation, Nystrom, Whitened},
     score::{
         builtin,
         map::Map,
@@ -46,11 +46,11 @@ impl Preset {
     /// That of a mechanism through landmarks.
     pub fn of(mechanism: &Mechanism) -> Option<Self> {
         let preset = Self { mechanism: mechanism.id(), decays: false, ..Self::COMPOSED };
-        match mechanism {
-            Mechanism::Soft(m) | Mechanism::SoftPp(m) if m.landmarks != Landmarks::All => {
+        match mechanism.own()? {
+            Form::Soft(m) | Form::SoftPp(m) if m.landmarks != Landmarks::All => {
                 Some(Self { one_mask: true, refuses_close: false, ..preset })
             }
-            Mechanism::Laplacian(_) => Some(Self { full: false, ..preset }),
+            Form::Laplacian(_) => Some(Self { full: false, ..preset }),
             _ => None,
         }
     }
@@ -63,7 +63,7 @@ pub(super) struct Images<'a> {
 }
 
 impl<'a> Images<'a> {
-    pub fn of(call: &Call<'a>, m: &Composed) -> Self {
+    pub fn of(call: &Call<'a>, m: &Mechanism) -> Self {
         let (map, dim) = (Map::of(&m.score), call.shape.head_dim);
         let image = |x: &'a [f32]| {
             if map == Map::Identity {
@@ -91,7 +91,7 @@ pub(super) enum Side {
 #[derive(Clone, Copy)]
 pub(super) struct Core<'a> {
     pub call: &'a Call<'a>,
-    pub m: &'a Composed,
+    pub m: &'a Mechanism,
     pub structure: &'a Nystrom,
     pub preset: Preset,
     pub producer: LandmarkSource<'a>,
@@ -144,7 +144,7 @@ impl Loaded<'_> {
 impl<'a> Core<'a> {
     pub fn new(
         call: &'a Call<'a>,
-        m: &'a Composed,
+        m: &'a Mechanism,
         structure: &'a Nystrom,
         preset: Preset,
         images: &'a Images<'a>,

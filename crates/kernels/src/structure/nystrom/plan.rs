@@ -9,11 +9,11 @@ use super::{
     prepare,
 };
 use crate::{
-    Plan, Shape, Strategy,
-    mechanism::{Composed, Nystrom, Score},
+    Mechanism, Plan, Shape, Strategy,
+    mechanism::{Nystrom, Score},
 };
 
-pub(crate) fn plan((m, structure): (&Composed, &Nystrom), preset: Preset, shape: &Shape) -> Plan {
+pub(crate) fn plan((m, structure): (&Mechanism, &Nystrom), preset: Preset, shape: &Shape) -> Plan {
     let sizes = Sizes::of(m, structure, preset.full, shape);
     let method = method(structure, preset);
     let [slices, queries, keys, landmarks] =

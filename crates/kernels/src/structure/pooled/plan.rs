@@ -2,8 +2,8 @@
 
 use super::{backward, exact, forward, linear, tiles, uniform, work_len};
 use crate::{
-    Mechanism, Plan, Shape, Strategy,
-    mechanism::{LinearInfsa, PowerOperator},
+    Plan, Shape, Strategy,
+    mechanism::{Form, LinearInfsa, PowerOperator},
 };
 
 /// Memory of one head of `linear-infsa`.
@@ -34,9 +34,9 @@ pub(super) fn sizes(m: &LinearInfsa, shape: &Shape) -> Sizes {
     }
 }
 
-pub(crate) fn plan(mechanism: &Mechanism, shape: &Shape, causal: bool) -> Plan {
-    match mechanism {
-        Mechanism::LinearInfsa(m) => linear_plan(m, shape),
+pub(crate) fn plan(form: &Form, shape: &Shape, causal: bool) -> Plan {
+    match form {
+        Form::LinearInfsa(m) => linear_plan(m, shape),
         _ => uniform_plan(shape, causal),
     }
 }

@@ -55,11 +55,11 @@ impl PeerCase {
             "way": way.way,
             "shape": [batch, heads, seq_q, head_dim],
             "kv_heads": call.kv_heads,
-            "tied": mechanism.tied(),
+            "tied": mechanism.tied,
             "layout": call.layout,
             "sequences": call.sequences.as_ref().map_or(Vec::new(), lengths),
         });
-        Self { peer, request, tied: mechanism.tied(), trains: way.trains, id: None }
+        Self { peer, request, tied: mechanism.tied, trains: way.trains, id: None }
     }
 
     fn ask<T: DeserializeOwned>(&self, op: &str) -> Result<T> {

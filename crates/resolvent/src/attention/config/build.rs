@@ -29,7 +29,7 @@ impl MultiHeadAttentionConfig {
         self.validate()?;
         let (d_model, heads, head_dim) = (self.d_model, self.n_heads, self.d_model / self.n_heads);
         let (mechanism, weights, positions) = (self.operator(), &self.projection, &self.positions);
-        let (tied, grid) = (mechanism.tied(), positions.grid.or(mechanism.grid()));
+        let (tied, grid) = (mechanism.tied, positions.grid.or(mechanism.grid()));
         let gamma_power = if self.decay.schedule == GammaSchedule::Power { self.decay.layer } else { 1 };
         let width = if weights.orthogonal { d_model } else { self.input_width(&mechanism) };
         Ok(MultiHeadAttention {
@@ -125,7 +125,7 @@ impl MultiHeadAttentionConfig {
     /// The mechanism as this module applies it: tied or not, on the module's grid.
     pub(crate) fn operator(&self) -> Mechanism {
         let mechanism = self.mechanism.clone().with_grid(self.positions.grid);
-        let tied = self.projection.tied.unwrap_or(mechanism.tied() || mechanism.pooling().is_some());
+        let tied = self.projection.tied.unwrap_or(mechanism.tied || mechanism.pooling().is_some());
         with_tied(mechanism, tied)
     }
 }

@@ -35,7 +35,7 @@ impl MultiHeadAttentionConfig {
             let expected = "the longest sequence: a module learns a column of its maps for every token";
             field("structure.max_tokens", "null", m.max_tokens.is_some(), expected)?;
         }
-        if let Some(Bias::Tensor(_)) = mechanism.bias() {
+        if let Some(Bias::Tensor(_)) = mechanism.bias {
             let (what, why) = ("a bias of kind tensor in a module", "it comes with a call; use `attend`");
             return Err(kernels::Error::Unsupported { mechanism: mechanism.id(), what, why }.into());
         }
@@ -88,7 +88,7 @@ impl MultiHeadAttentionConfig {
 
     /// `tied` must be what the mechanism is; without queries and keys it says nothing, so that a control may have any.
     fn check_tied(&self, mechanism: &Mechanism) -> Result<(), Error> {
-        let (is, control) = (mechanism.tied(), mechanism.projections() == 1);
+        let (is, control) = (mechanism.tied, mechanism.projections() == 1);
         let expected =
             if is { "true or absent: keys are queries here" } else { "false or absent: keys are not queries here" };
         field("tied", !is, control || self.projection.tied.is_none_or(|tied| tied == is), expected)
@@ -101,7 +101,7 @@ impl MultiHeadAttentionConfig {
         if heads == self.n_heads {
             return Ok(());
         }
-        if mechanism.tied() {
+        if mechanism.tied {
             let (what, why) = (
                 "kv_heads below n_heads",
                 "queries are keys here, so that there are as many; set tied to false where it can be",
@@ -115,7 +115,7 @@ impl MultiHeadAttentionConfig {
 
 /// Tokens that a sequence needs for the positions, grids and landmarks that the configuration names.
 fn least_tokens(mechanism: &Mechanism) -> usize {
-    if let Some(Bias::Grid(m)) = mechanism.bias() {
+    if let Some(Bias::Grid(m)) = mechanism.bias {
         return m.height.saturating_mul(m.width);
     }
     match (mechanism.landmark_kind(), mechanism.clustering()) {

@@ -254,14 +254,14 @@ pub(in crate::attention) fn with_tied(mechanism: Mechanism, tied: bool) -> Mecha
 }
 
 /// Whether it is a preset whose queries and keys are not read, and not projected.
-pub(in crate::attention) const fn reads_values_alone(mechanism: &Mechanism) -> bool {
+pub(in crate::attention) fn reads_values_alone(mechanism: &Mechanism) -> bool {
     mechanism.projections() == 1
 }
 
 /// Whether a causal call clusters all its tokens at once, so that how many clusters there are depends on how many tokens, and may be made
 /// longer. Clusters that queries choose are of segments of a fixed length, and a bias by pair is of the call's own.
 pub(in crate::attention) fn clusters_a_span(mechanism: &Mechanism) -> bool {
-    let any_length = matches!(mechanism.bias(), None | Some(Bias::Alibi(_) | Bias::Buckets(_)));
+    let any_length = matches!(mechanism.bias, None | Some(Bias::Alibi(_) | Bias::Buckets(_)));
     any_length && mechanism.clustering().is_some_and(|clusters| !clusters.routes_queries())
 }
 

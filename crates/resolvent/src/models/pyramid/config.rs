@@ -178,7 +178,7 @@ impl PyramidConfig {
         }
         field("mechanism.value_conv", filter, filter == 0, "0: a stage's `value_conv` filters the values")?;
         attention.validate()?;
-        field("mechanism.causal", true, !attention.mechanism.causal(), "false: places of a picture have no order")
+        field("mechanism.causal", true, !attention.mechanism.causal, "false: places of a picture have no order")
     }
 
     /// The same model for pictures of other sizes, colours and classes.

@@ -5,7 +5,7 @@ use resolvent_kernels as kernels;
 use super::{EmbeddingKind, Positions, PyramidConfig};
 use crate::{
     Mechanism, Result, Shape,
-    mechanism::{Composed, Dense, Score, Series, Structure},
+    mechanism::{Dense, Score, Series, Structure},
 };
 
 impl PyramidConfig {
@@ -94,7 +94,7 @@ impl PyramidConfig {
 /// others half the operations that their kernels count.
 fn attention_multiply_adds(operator: &Mechanism, shape: &Shape) -> Result<u64> {
     let tokens = shape.seq_q;
-    let Composed { score, structure, series, tied, .. } = operator.values();
+    let Mechanism { score, structure, series, tied, .. } = operator.values();
     let of_distances = matches!(score, Score::Gaussian(_) | Score::Laplacian(_)) && matches!(series, Series::OneHop(_));
     let (pairs, passes) = match structure {
         Structure::Dense(Dense { window: None, .. }) if of_distances => (tokens * tokens, 2),

@@ -119,7 +119,7 @@ fn soft(widths: [usize; 4], depths: [usize; 4]) -> PyramidConfig {
     for (stage, side) in stages.iter_mut().zip(SOFT_FILTERS) {
         stage.value_conv = ValueConv::PerHead { side };
     }
-    let mechanism = Mechanism::Soft(Soft::default().official(8));
+    let mechanism = Mechanism::from(Soft::default().official(8));
     let base = pyramid(mechanism, EmbeddingKind::Convolutions { stem: 64 }, stages);
     PyramidConfig { pool: Pool::Cls, ..base }
 }
@@ -139,7 +139,7 @@ fn soft_mini() -> PyramidConfig {
         (stage.ratio, stage.value_conv) = (ratio, ValueConv::PerHead { side });
     }
     let base = base.for_pictures([32, 32], 3, 10);
-    let mechanism = Mechanism::SoftPp(Soft::plus().robust());
+    let mechanism = Mechanism::from(Soft::plus().robust());
     PyramidConfig { mechanism, embedding: EmbeddingKind::Convolutions { stem: 16 }, stride: 2, ..base }
 }
 

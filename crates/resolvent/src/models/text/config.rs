@@ -116,7 +116,7 @@ impl TextConfig {
     /// As [`TextConfig::validate`]; a causal mechanism, or one without an output per token.
     pub fn try_init(&self, device: &Device) -> Result<TextEncoder> {
         self.validate()?;
-        field("mechanism.causal", true, !self.mechanism.causal(), "false: an encoder reads whole texts")?;
+        field("mechanism.causal", true, !self.mechanism.causal, "false: an encoder reads whole texts")?;
         let embedding = EmbeddingConfig::new(self.vocabulary, self.dim);
         Ok(TextEncoder {
             embedding: embedding.with_initializer(Initializer::Normal { mean: 0.0, std: 1.0 }).init(device),

@@ -210,7 +210,7 @@ impl TextConfig {
         for (name, mechanism) in [("decoder", decoder), ("cross", cross)] {
             check_row_local(mechanism)?;
             self.attention(mechanism, 1).validate()?;
-            field(name, "causal", !mechanism.causal(), "without `causal`, which follows from its place")?;
+            field(name, "causal", !mechanism.causal, "without `causal`, which follows from its place")?;
         }
         let blocks = (1..=self.depth).map(|layer| {
             Ok(DecoderBlock {

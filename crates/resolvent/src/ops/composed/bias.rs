@@ -25,7 +25,7 @@ impl Added {
 
     /// The bias of a call whose tensors are like `x`, where the mechanism has one.
     pub fn of(mechanism: &Mechanism, extras: &Extras, shape: &Shape, x: &Tensor<4>) -> Option<Self> {
-        let bias = mechanism.bias()?;
+        let bias = mechanism.bias?;
         let numbers = extras.like(Parameter::Bias, x).unwrap_or_else(|| {
             let default = mechanism.parameter_default(Parameter::Bias, shape);
             Tensor::from_data(default.as_slice(), (&x.device(), x.dtype()))

@@ -68,7 +68,7 @@ pub(super) fn attend(inputs: &Inputs, mechanism: &Mechanism, mask: &Mask, shape:
         (None, gamma) => Tensor::full([1, 1, 1, 1], gamma.unwrap_or(1.0), (&call.q.device(), call.q.dtype())),
     };
     let (out, lse) = match mechanism.pooling() {
-        Some(m) => (pooled::linear_infsa(&call, m, decay), None),
+        Some(m) => (pooled::linear_infsa(&call, &m, decay), None),
         None if mechanism.projections() == 1 => (pooled::uniform(&call), None),
         None => four_values(&call, inputs, mechanism, mask, decay)?,
     };
@@ -122,9 +122,8 @@ fn four_values(
 
 /// Whether the mechanism is defined by eigenvalues, which tensor operations do not take.
 pub(super) fn needs_eigenvalues(mechanism: &Mechanism) -> bool {
-    let m = mechanism.values();
-    matches!(&m.normalisation, Normalisation::Whitened(m) if m.whitening == Whitening::Full)
-        || matches!(&m.structure, Structure::Nystrom(m) if m.inverse == Inverse::Eigen)
+    matches!(&mechanism.normalisation, Normalisation::Whitened(m) if m.whitening == Whitening::Full)
+        || matches!(&mechanism.values().structure, Structure::Nystrom(m) if m.inverse == Inverse::Eigen)
 }
 
 /// A refusal of what tensor operations have no form of.
@@ -158,7 +157,7 @@ impl Call {
             q: absent(wide(&inputs.q), &no_query_row),
             k: absent(wide(k), &no_key_row),
             v: absent(wide(&inputs.v), &no_key_row),
-            causal: mask.causal || mechanism.causal(),
+            causal: mask.causal || mechanism.causal,
             no_key,
             no_query,
             dropout: inputs.extras.dropout,

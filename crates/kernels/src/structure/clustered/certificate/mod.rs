@@ -57,7 +57,7 @@ impl ClusterPlan {
     ) -> Result<Certificate> {
         let refused = |what, why| Error::Unsupported { mechanism: mechanism.id(), what, why };
         let m = &mechanism
-            .softmax_over_clusters()
+            .as_ssa()
             .ok_or_else(|| refused("a certificate", "only softmax over clusters of tokens has bounds"))?;
         if inputs.extras.get(Parameter::Gamma).is_some() {
             return Err(refused("a certificate with gamma", "the bounds are on softmax itself; leave gamma out"));

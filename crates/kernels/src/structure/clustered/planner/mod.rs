@@ -103,13 +103,13 @@ impl ClusterPlan {
         codebook: Option<&[f32]>,
         mask: &Mask<'_>,
     ) -> Result<Self> {
-        let m = &*mechanism.clusters()?;
+        let m = &mechanism.clusters()?;
         mechanism.check(shape, mask.causal)?;
         let mask = Mask { causal: mask.causal || m.causal, ..*mask };
         let extras = codebook.map_or(Extras::default(), |codebook| Extras::default().with_codebook(codebook));
         // A plan does not depend on the values: they have no channels here.
         let shape = Shape { value_dim: 0, ..*shape };
-        let k = if mechanism.tied() { q } else { k };
+        let k = if mechanism.tied { q } else { k };
         let sharing = check::sharing(mechanism, shape.heads, kv_heads)?;
         let repeated = match sharing {
             1 => None,
@@ -120,7 +120,7 @@ impl ClusterPlan {
             }
         };
         let k = repeated.as_deref().unwrap_or(k);
-        let own = (!mechanism.tied()).then_some(k);
+        let own = (!mechanism.tied).then_some(k);
         check::planned("plan", mechanism, &shape, &Inputs { q, k: own, v: &[], extras }, &mask)?;
         let of = |x, tokens| View::in_one_piece(x, shape.slices(), [tokens, shape.head_dim]);
         let (q, k, level) = (of(q, shape.seq_q), of(k, shape.seq_kv), Level::selected()?);
