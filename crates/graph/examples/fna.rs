@@ -1,6 +1,6 @@
 //! The tables on spectra and paths in `docs/evidence.md`, as Markdown:
 //!
-//! `cargo run --release -p resolvent-graph --example fna -- [spectrum] [edges] [sharpness] [lengths] [--seed N]`
+//! `cargo run --release -p resolvent-graph --example fna -- [spectrum] [densities] [edges] [sharpness] [lengths] [--seed N]`
 //!
 //! "Fractional neural attention for efficient multiscale sequence processing", figures 2, 5a, 5d and 5e, on drawn tokens: the
 //! same comparisons at equal sharpness beside those at the kernels' own widths.
@@ -16,7 +16,13 @@ use resolvent_graph::{
 };
 
 fn main() -> Result<()> {
-    draws::print(&[("spectrum", spectrum), ("edges", edges), ("sharpness", sharpness), ("lengths", lengths)])
+    draws::print(&[
+        ("spectrum", spectrum),
+        ("densities", densities),
+        ("edges", edges),
+        ("sharpness", sharpness),
+        ("lengths", lengths),
+    ])
 }
 
 /// How two tokens relate.
@@ -84,6 +90,52 @@ fn spectrum(_: u64) -> Result<()> {
         let of = |k: usize| ((k as f64).ln(), lambda[2 * k - 1].ln());
         let slopes = windows.map(|(from, to)| format!("{:.3}", slope(&(from..=to).map(of).collect::<Vec<_>>())));
         println!("| {alpha} | {:.4} | {} |", lambda[1], slopes.join(" | "));
+    }
+    Ok(())
+}
+
+/// Eq. 40 to 42: tokens on a circle that are up to nineteen times as dense on one side as on the other, their density divided out with an exponent.
+/// Where it does not matter the eigenvalues of the generator come in pairs, one for each direction of a frequency, and those of the second are
+/// `2^alpha` times those of the first; and the stationary distribution is the density itself, or uniform.
+fn densities(_: u64) -> Result<()> {
+    const POINTS: usize = 500;
+    const WIDTH: f64 = 0.1;
+    /// The density is `1 + UNEVEN cos`.
+    const UNEVEN: f64 = 0.9;
+    // The angle below which a share of the points lies, by bisection.
+    let below = |x: f64| (x + UNEVEN * x.sin()) / (2.0 * PI);
+    let angle = |share: f64| {
+        let halve = |(low, high): (f64, f64)| {
+            let middle = 0.5 * (low + high);
+            if below(middle) < share { (middle, high) } else { (low, middle) }
+        };
+        (0..60).fold((0.0, 2.0 * PI), |range, _| halve(range)).0
+    };
+    println!(
+        "| alpha | exponent | apart in the first pair | second over first | 2^alpha | visits, densest over sparsest token |"
+    );
+    println!("|---|---|---|---|---|---|");
+    for alpha in [1.2, 2.0] {
+        let score = if alpha < 2.0 { Score::Levy(alpha) } else { Score::Gaussian };
+        let at: Vec<f64> = (0..POINTS).map(|n| angle((n as f64 + 0.5) / POINTS as f64)).collect();
+        let log = |i: usize, j: usize| {
+            let apart = (at[i] - at[j]).abs();
+            score.of_distance(apart.min(2.0 * PI - apart), WIDTH, 1.0)
+        };
+        let logs: Vec<f64> = (0..POINTS * POINTS).map(|n| log(n / POINTS, n % POINTS)).collect();
+        let density = Reversible::from_log_weights(POINTS, &logs)?.log_degree().to_vec();
+        for exponent in [0.0, 0.5, 1.0] {
+            let divided = |(n, log): (usize, &f64)| log - exponent * (density[n / POINTS] + density[n % POINTS]);
+            let logs: Vec<f64> = logs.iter().enumerate().map(divided).collect();
+            let graph = Reversible::from_log_weights(POINTS, &logs)?;
+            let mut lambda = generator(&graph.spectrum()?, WIDTH.powf(alpha));
+            lambda.sort_by(f64::total_cmp);
+            let [first, second] = [1, 3].map(|n| 0.5 * (lambda[n] + lambda[n + 1]));
+            // The tokens lie closest at an angle of zero, where the first of them is, and farthest apart half way round.
+            let (apart, stationary) = ((lambda[2] - lambda[1]) / first, graph.stationary());
+            let (ratio, expected, visits) = (second / first, 2_f64.powf(alpha), stationary[0] / stationary[POINTS / 2]);
+            println!("| {alpha} | {exponent} | {apart:.3} | {ratio:.2} | {expected:.2} | {visits:.2} |");
+        }
     }
     Ok(())
 }

@@ -1,6 +1,6 @@
 //! The tables on what "LaplacianFormer" claims of its kernel in `docs/evidence.md`, as Markdown:
 //!
-//! `cargo run --release -p resolvent-graph --example laplacian -- [gradients] [injective] [rotary] [growth] [--seed N]`
+//! `cargo run --release -p resolvent-graph --example laplacian -- [distances] [gradients] [injective] [rotary] [growth] [--seed N]`
 //!
 //! Tokens are drawn, not trained: independent normal ones.
 
@@ -14,12 +14,49 @@ const LAMBDA: f64 = 4.0;
 const LAPLACIAN: Kernel = Kernel::Laplacian { lambda: LAMBDA };
 
 fn main() -> Result<()> {
-    draws::print(&[("gradients", gradients), ("injective", injective), ("rotary", rotary), ("growth", growth)])
+    draws::print(&[
+        ("distances", distances),
+        ("gradients", gradients),
+        ("injective", injective),
+        ("rotary", rotary),
+        ("growth", growth),
+    ])
 }
 
 /// The Gaussian of SOFT's default width, `exp(-|t|^2 / (2 sqrt(d)))`.
 fn gaussian(dim: usize) -> Kernel {
     Kernel::Gaussian { scale: 0.5 / (dim as f64).sqrt() }
+}
+
+/// Fig. 1: how sums of magnitudes and of squares of differences are spread over pairs of tokens: the deviation over the mean, the excess
+/// kurtosis, and the largest of a thousand over the median; of tokens of one size, and with one in twenty five five times as long.
+fn distances(seed: u64) -> Result<()> {
+    const PAIRS: usize = 20_000;
+    println!(
+        "| tokens | channels | distance | deviation / mean | kurtosis | 99.9 % / median |\n|---|---|---|---|---|---|"
+    );
+    for (tokens, factor) in [("of one size", 1.0), ("4 % five times as long", 5.0)] {
+        for dim in [8, 32, 64] {
+            let drawn = normal(2 * PAIRS * dim, 11 + dim as u64, seed);
+            let size = |token: usize| if token.is_multiple_of(25) { factor } else { 1.0 };
+            let pair = |(n, x): (usize, &[f64])| {
+                let (q, k) = x.split_at(dim);
+                let difference = q.iter().zip(k).map(|(q, k)| q * size(2 * n) - k * size(2 * n + 1));
+                difference.fold([0.0, 0.0], |[sum, square], t| [sum + t.abs(), square + t * t])
+            };
+            let pairs: Vec<[f64; 2]> = drawn.chunks_exact(2 * dim).enumerate().map(pair).collect();
+            for (name, which) in [("magnitudes (L1)", 0), ("squares", 1)] {
+                let mut x: Vec<f64> = pairs.iter().map(|pair| pair[which]).collect();
+                x.sort_by(f64::total_cmp);
+                let mean = x.iter().sum::<f64>() / PAIRS as f64;
+                let moment = |power: i32| x.iter().map(|x| (x - mean).powi(power)).sum::<f64>() / PAIRS as f64;
+                let (spread, kurtosis) = (moment(2).sqrt() / mean, moment(4) / moment(2).powi(2) - 3.0);
+                let tail = x[PAIRS * 999 / 1000] / x[PAIRS / 2];
+                println!("| {tokens} | {dim} | {name} | {spread:.3} | {kurtosis:.2} | {tail:.2} |");
+            }
+        }
+    }
+    Ok(())
 }
 
 /// Proposition 1: the length of the kernel's gradient in a query, over pairs of tokens; the claim is about `sqrt(d) / lambda`.
