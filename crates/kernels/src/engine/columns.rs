@@ -45,7 +45,12 @@ impl Columns<'_> {
     pub fn of<'x, T: Copy>(&self, x: &'x [T], width: usize) -> Cow<'x, [T]> {
         match self {
             Self::Run(range) => Cow::Borrowed(&x[range.start * width..range.end * width]),
-            Self::List(list) => list.iter().flat_map(|&n| &x[n as usize * width..][..width]).copied().collect(),
+            Self::List(list) => {
+                // Row by row, not number by number: an iterator over all of them copies each by itself.
+                let mut rows = Vec::with_capacity(list.len() * width);
+                list.iter().for_each(|&n| rows.extend_from_slice(&x[n as usize * width..][..width]));
+                Cow::Owned(rows)
+            }
         }
     }
 }

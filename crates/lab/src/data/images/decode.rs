@@ -3,8 +3,9 @@
 use std::{borrow::Cow, io::Cursor, path::Path};
 
 use fast_image_resize::{
-    FilterType, PixelType, ResizeAlg, ResizeOptions, Resizer,
-    images::{Image, ImageRef},
+    FilterType, PixelTrait, ResizeAlg, ResizeOptions, Resizer,
+    images::{TypedImage, TypedImageRef},
+    pixels::{U8, U8x3},
 };
 use image::{ColorType, DynamicImage, ImageDecoder, ImageReader, Limits};
 
@@ -158,20 +159,33 @@ impl Original {
         if (area, extent) == (Rectangle { top: 0, left: 0, height, width }, [height, width]) {
             return Ok(self.planar());
         }
-        let failed = |problem: &dyn std::fmt::Display| format!("cannot be resized ({problem}); replace or remove it");
-        let pixels = if channels == 1 { PixelType::U8 } else { PixelType::U8x3 };
-        let side = |extent: usize| u32::try_from(extent).unwrap_or(u32::MAX);
-        let source = ImageRef::new(side(width), side(height), &self.bytes, pixels).map_err(|e| failed(&e))?;
-        let mut resized = Image::new(side(columns), side(rows), pixels);
         let filter = match filter {
             Filter::Bilinear => FilterType::Bilinear,
             Filter::Bicubic => FilterType::CatmullRom,
         };
         let [left, top, across, down] = [area.left, area.top, area.width, area.height].map(|extent| extent as f64);
         let options = ResizeOptions::new().resize_alg(ResizeAlg::Convolution(filter)).crop(left, top, across, down);
-        Resizer::new().resize(&source, &mut resized, &options).map_err(|e| failed(&e))?;
-        Ok(planar(resized.buffer(), channels))
+        let side = |extent: usize| u32::try_from(extent).unwrap_or(u32::MAX);
+        let sizes = [[width, height], [columns, rows]].map(|size| size.map(side));
+        let resized = if channels == 1 { resized::<U8> } else { resized::<U8x3> };
+        let resized = resized(&self.bytes, sizes, &options);
+        let failed = |problem| format!("cannot be resized ({problem}); replace or remove it");
+        Ok(planar(&resized.map_err(failed)?, channels))
     }
+}
+
+/// Interleaved bytes of one size as those of another, widths before heights. Of a type of pixels each: a call that takes any would be compiled
+/// for all that there are.
+fn resized<P: PixelTrait>(
+    bytes: &[u8],
+    [[width, height], [columns, rows]]: [[u32; 2]; 2],
+    options: &ResizeOptions,
+) -> Result<Vec<u8>, String> {
+    let source = TypedImageRef::<P>::from_buffer(width, height, bytes).map_err(|e| e.to_string())?;
+    let mut resized = vec![0; columns as usize * rows as usize * size_of::<P>()];
+    let mut into = TypedImage::<P>::from_buffer(columns, rows, &mut resized).map_err(|e| e.to_string())?;
+    Resizer::new().resize_typed(&source, &mut into, options).map_err(|e| e.to_string())?;
+    Ok(resized)
 }
 
 /// `[height, width, channels]` as `[channels, height, width]`.
