@@ -103,6 +103,10 @@ pub(super) fn why_not(m: &Mechanism) -> Option<&'static str> {
         (Series::OneHop(_), Normalisation::Row(_) | Normalisation::None(_)) => {
             "a bias by pair or on a grid is of a whole call; use alibi or buckets, or call the mechanism on the sequence so far"
         }
+        (Series::OneHop(_), Normalisation::Whitened(_)) => {
+            "weights that are centred, whitened or shifted are of a whole row; set all three to none for normalisation none, or call the \
+             mechanism on the sequence so far"
+        }
         (Series::OneHop(_), _) => {
             "its rows depend on other queries; use normalisation row or none, or call the mechanism on the sequence so far"
         }

@@ -8,7 +8,7 @@ use super::{
 };
 use crate::Parameter;
 
-/// The fields of a preset that has some of its own, and streams to which these are known; or any four values.
+/// What carries out a call: the streams of a preset, which know it by its own fields, or those of compositions, which know any four values.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) enum Form {
     Softmax(Softmax),
@@ -135,11 +135,29 @@ fn laplacian(m: &LaplacianExact) -> Mechanism {
     }
 }
 
+impl PartialEq for Mechanism {
+    /// The same values under the same id.
+    fn eq(&self, other: &Self) -> bool {
+        self.has_values_of(other) && self.id() == other.id()
+    }
+}
+
 impl Mechanism {
-    /// The preset that it was made as, if that has fields of its own and the values are still some that it can have.
+    /// The preset that it was made as, where that has fields of its own and these say all that the values do: whoever has changed a value by
+    /// hand to one that the preset has no field for has made a composition.
     pub(crate) fn own(&self) -> Option<Form> {
         let name = self.name.filter(|name| named::has_fields(name))?;
-        self.as_preset().filter(|form| form.id() == name)
+        let form = self.as_preset().filter(|form| form.id() == name)?;
+        self.has_values_of(&form.clone().into()).then_some(form)
+    }
+
+    /// Whether all values are the same, whatever they were made as.
+    fn has_values_of(&self, other: &Self) -> bool {
+        let all = |m: &Self| (m.tied, m.causal, m.bias);
+        let Self { score, structure, normalisation, series, .. } = other;
+        (&self.score, &self.structure) == (score, structure)
+            && (&self.normalisation, &self.series) == (normalisation, series)
+            && all(self) == all(other)
     }
 
     /// What carries it out.
@@ -180,7 +198,8 @@ impl Mechanism {
         if self.own().is_some() { self } else { self.composed() }
     }
 
-    /// The preset with fields of its own that these values are, where there is one: its streams then serve them.
+    /// The preset with fields of its own that these values are, where there is one: its streams then serve them, unless a check says that it
+    /// is not valid.
     pub(crate) fn as_preset(&self) -> Option<Form> {
         let Self { score, structure, normalisation, series, tied, causal, .. } = self;
         let (tied, causal) = (*tied, *causal);
@@ -220,7 +239,9 @@ impl Mechanism {
                 match structure {
                     Structure::Dense(_) => Form::LaplacianExact(exact),
                     // Its filters are by channel, and those of a composition are not.
-                    Structure::Nystrom(m) if self.name.is_none() && matches!(m.landmarks, Landmarks::Conv { .. }) => {
+                    Structure::Nystrom(m)
+                        if self.name != Some("laplacian") && matches!(m.landmarks, Landmarks::Conv { .. }) =>
+                    {
                         return None;
                     }
                     Structure::Nystrom(m) => Form::Laplacian(m.laplacian(exact)?),
@@ -231,7 +252,7 @@ impl Mechanism {
         })
     }
 
-    /// The fields of [`Fna`], of values that are one hop over every pair, weighed by a power law of its distance, rows normalised.
+    /// The fields of [`Fna`], whatever it was made as, of values that are one hop over every pair, weighed by a power law of its distance, rows normalised.
     pub fn as_fna(&self) -> Option<Fna> {
         let Self { score, structure, normalisation, series, bias: None, tied, causal, .. } = self else { return None };
         let every_pair = matches!(structure, Structure::Dense(Dense { window: None, .. }));
@@ -246,12 +267,12 @@ impl Mechanism {
         }
     }
 
-    /// The fields of [`Soft`], of `soft` and of `soft-pp`.
+    /// The fields of [`Soft`], of what was made as `soft` or `soft-pp`.
     pub fn as_soft(&self) -> Option<Soft> {
         if let Some(Form::Soft(m) | Form::SoftPp(m)) = self.own() { Some(m) } else { None }
     }
 
-    /// How tokens are clustered, of values that are softmax over a clustered graph.
+    /// How tokens are clustered, whatever it was made as, of values that are softmax over a clustered graph.
     pub fn as_ssa(&self) -> Option<Ssa> {
         let Self { score, structure, normalisation, series, bias: None, tied: false, causal, .. } = self else {
             return None;

@@ -59,7 +59,7 @@ use crate::{Error, Result};
 /// assert_eq!(diffused.to_string(), "dot-exp x clustered x row x resolvent");
 /// assert_eq!(Mechanism::from(Infsa::default().with_gamma(0.9)).series.gamma(), 0.9);
 /// ```
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone)]
 #[non_exhaustive]
 pub struct Mechanism {
     /// How two tokens relate.

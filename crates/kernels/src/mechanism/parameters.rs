@@ -29,7 +29,7 @@ impl Mechanism {
         all
     }
 
-    /// Whether `parameter` is one of [`Mechanism::parameters`]; a preset's call, and one that gives none, allocates nothing.
+    /// Whether `parameter` is one of [`Mechanism::parameters`]. A call of a preset, or one that gives none, allocates nothing for it.
     pub(crate) fn has(&self, parameter: Parameter) -> bool {
         match self.own() {
             Some(form) => form.parameters().contains(&parameter),

@@ -93,7 +93,8 @@ impl Serialize for Mechanism {
             Ssa,
             Fna
         );
-        let Self { score, structure, normalisation, series, bias, tied, causal, .. } = self;
+        let composed = self.clone().composed();
+        let Self { score, structure, normalisation, series, bias, tied, causal, .. } = &composed;
         let values = Values { score, structure, normalisation, series, bias, tied: *tied, causal: *causal };
         if self.has_lost_its_window() {
             let mut fields = serde_json::to_value(values).map_err(serde::ser::Error::custom)?;
@@ -229,7 +230,7 @@ impl Mechanism {
         let (parts, mut own): (Map<_, _>, Map<_, _>) = fields.into_iter().partition(|(name, _)| is_part(name));
         own.insert("mechanism".into(), id.into());
         let read = |own: Map<String, Value>| {
-            let preset = Self::from_value(own.into())?.values();
+            let preset = Self::from_value(own.into())?.composed();
             Ok((preset.clone(), preset.with_fields(parts.clone(), true)?))
         };
         let (preset, composed): (Self, Self) = read(own.clone())?;

@@ -111,7 +111,7 @@ impl Mechanism {
         matches!(self.own(), Some(Form::Laplacian(_)))
     }
 
-    /// How tokens are weighed that are pooled to one value for all queries, where they are.
+    /// How tokens are weighed that are pooled to one value for all queries, of what was made as `linear-infsa`.
     pub fn pooling(&self) -> Option<LinearInfsa> {
         if let Some(Form::LinearInfsa(m)) = self.own() { Some(m) } else { None }
     }

@@ -336,7 +336,12 @@ impl Structure {
             Self::Clustered(Clustered(m)) => m.validate(),
             Self::Nystrom(m) => {
                 let all = m.landmarks == Landmarks::All;
-                check("structure.landmarks.kind", "all", !all, "another kind; the structure `dense` is all tokens")?;
+                check(
+                    "structure.landmarks.kind",
+                    "all",
+                    !all,
+                    "another kind; the structure `dense` is all tokens, and has no `value_conv`",
+                )?;
                 // What `soft` has no use for, and what is left is checked as its fields.
                 let landmarks = match m.landmarks {
                     Landmarks::Stride { ratio } => Landmarks::Pool(PoolWindows::Ratio(ratio)),

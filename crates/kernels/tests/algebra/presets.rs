@@ -4,10 +4,10 @@ use crate::support;
 
 use resolvent_kernels::{
     Error, Mechanism, Shape, Strategy, Tol,
-    mechanism::{Bandwidth, Dense, Resolvent, Structure},
+    mechanism::{Bandwidth, Dense, Hops, Pooled, Resolvent, Row, Structure},
 };
 use support::{
-    problem::assert_solution,
+    problem::{Problem, assert_solution},
     random::{is_composed, problem},
 };
 
@@ -55,6 +55,52 @@ fn values_are_those_of_the_papers() {
         assert!(preset.paper().is_some_and(|paper| !paper.is_empty()), "{id}");
         assert!(Mechanism::summary(id).is_some_and(|sentence| sentence.ends_with('.')), "{id}");
     }
+}
+
+/// A name says nothing of what its values are carried out by.
+#[test]
+fn a_named_preset_whose_parts_are_replaced_is_the_composition_of_these() {
+    let laplacian = r#""score": "laplacian", "structure": {"kind": "nystrom", "landmarks": {"kind": "conv", "ratio": 2}, "newton_init": null,
+        "gradient": "unrolled"}, "normalisation": "none", "series": "one-hop""#;
+    let others = [
+        laplacian,
+        r#""score": "levy", "structure": {"kind": "dense"}, "normalisation": "row", "series": "one-hop""#,
+        r#""score": "dot-relu", "structure": {"kind": "dense"}, "normalisation": "frobenius", "series": "one-hop""#,
+        r#""score": "dot-exp", "structure": {"kind": "clustered", "clusters": 3}, "normalisation": "row", "series": "hops""#,
+    ];
+    for (parts, id) in
+        others.iter().flat_map(|parts| ["cosine", "nystromformer", "relu", "softmax", "infsa"].map(|id| (parts, id)))
+    {
+        let mechanism = read(&format!(r#"{{"mechanism": "{id}", {parts}}}"#));
+        assert!(is_composed(&mechanism), "{id} with {parts}");
+        let expected = problem(mechanism.values(), Shape::square(1, 2, 8, 4), 3);
+        let got = Problem { mechanism, ..expected.clone() };
+        assert_eq!(got.fused(), expected.fused(), "{id} with {parts}");
+    }
+}
+
+/// Whoever sets a value that a preset has no field for has a composition of it: nothing is ignored.
+#[test]
+fn a_preset_with_a_value_that_it_has_not_is_a_composition() {
+    let with = |mut m: Mechanism, change: fn(&mut Mechanism)| {
+        change(&mut m);
+        m
+    };
+    let density = |m: &mut Mechanism| m.normalisation = Row::default().with_density_exponent(2.0).into();
+    for m in [
+        with(Mechanism::uniform(), |m| m.structure = Pooled::default().with_broadcast(false).into()),
+        with(Mechanism::linear_infsa(), density),
+        with(Mechanism::softmax(), |m| m.structure = Dense::default().with_sinks(5).into()),
+        with(Mechanism::infsa(), |m| m.structure = Dense::default().with_sinks(5).into()),
+    ] {
+        assert_eq!(m.id(), "composed");
+        assert!(m.validate().is_err(), "{m:?}");
+    }
+    let mut diffused = read(r#"{"mechanism": "soft", "landmarks": {"kind": "all"}}"#);
+    diffused.series = Hops::default().into();
+    assert_eq!(read(&serde_json::to_string(&diffused).unwrap()).values(), diffused.values());
+    let refused = r#"{"mechanism": "soft", "landmarks": {"kind": "all"}, "value_conv": 3, "series": "hops"}"#;
+    assert!(Mechanism::from_json(refused).unwrap_err().to_string().contains("value_conv"));
 }
 
 #[test]

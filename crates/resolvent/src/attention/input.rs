@@ -150,7 +150,7 @@ fn with_hidden_pairs(mechanism: &Mechanism) -> Result<Mechanism> {
         let (what, why) = ("mask_attn beside a bias", "add minus infinity to a bias of kind tensor, and call `attend`");
         return Err(kernels::Error::Unsupported { mechanism: mechanism.id(), what, why }.into());
     }
-    Ok(mechanism.values().bias(BiasTensor::default().with_batch(true).with_heads(false)))
+    Ok(mechanism.clone().bias(BiasTensor::default().with_batch(true).with_heads(false)))
 }
 
 /// What takes part, as [`Mask`] says it, where `absent` does not, as this module is told it.
