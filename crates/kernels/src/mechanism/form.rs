@@ -148,7 +148,9 @@ impl Mechanism {
     pub(crate) fn own(&self) -> Option<Form> {
         let name = self.name.filter(|name| named::has_fields(name))?;
         let form = self.as_preset().filter(|form| form.id() == name)?;
-        self.has_values_of(&form.clone().into()).then_some(form)
+        let again = Self::from(form.clone());
+        // What is no number differs from itself, and is the preset's to refuse.
+        (self.has_values_of(&again) || format!("{self:?}") == format!("{again:?}")).then_some(form)
     }
 
     /// Whether all values are the same, whatever they were made as.
