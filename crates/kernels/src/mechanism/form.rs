@@ -26,7 +26,7 @@ pub(crate) enum Form {
 }
 
 impl Form {
-    /// The id of the preset, with its defaults; none of others.
+    /// The preset of an id, with its defaults; none for an id of others.
     pub(super) fn preset(id: &str) -> Option<Self> {
         Some(match id {
             "softmax" => Self::Softmax(Softmax::default()),
