@@ -86,9 +86,8 @@ impl<'a> LandmarkHop<'a> {
 
     /// Room for the gradient of every parameter but the decay.
     fn rooms(&self) -> Vec<(Parameter, Vec<f32>)> {
-        let mechanism = self.m;
         let all = self.m.parameters().into_iter().filter(|&p| p != Parameter::Gamma);
-        all.map(|p| (p, vec![0.0; mechanism.parameter_len(p, &self.call.shape)])).collect()
+        all.map(|p| (p, vec![0.0; self.m.parameter_len(p, &self.call.shape)])).collect()
     }
 }
 

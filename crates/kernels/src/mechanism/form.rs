@@ -155,11 +155,12 @@ impl Mechanism {
 
     /// Whether all values are the same, whatever they were made as.
     fn has_values_of(&self, other: &Self) -> bool {
-        let all = |m: &Self| (m.tied, m.causal, m.bias);
-        let Self { score, structure, normalisation, series, .. } = other;
-        (&self.score, &self.structure) == (score, structure)
-            && (&self.normalisation, &self.series) == (normalisation, series)
-            && all(self) == all(other)
+        let called = |m: &Self| (m.bias, m.tied, m.causal);
+        self.score == other.score
+            && self.structure == other.structure
+            && self.normalisation == other.normalisation
+            && self.series == other.series
+            && called(self) == called(other)
     }
 
     /// What carries it out.

@@ -81,12 +81,16 @@ pub struct Mechanism {
 }
 
 impl std::fmt::Display for Mechanism {
-    /// The id; of a composition that is no preset the kinds of its four values.
+    /// The id; of a composition that is no preset the kinds of its four values, and of the bias: `dot-exp x dense x row x one-hop + alibi`.
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        match self.id() {
-            Self::COMPOSED => f.write_str(&self.of_kind()),
-            id => f.write_str(id),
+        let id = self.id();
+        if id != Self::COMPOSED {
+            return f.write_str(id);
         }
+        let score = if let Score::Custom(custom) = &self.score { custom.name() } else { self.score.kind() };
+        let structure = self.structure.kind();
+        write!(f, "{score} x {structure} x {} x {}", self.normalisation.kind(), self.series.kind())?;
+        self.bias.map_or(Ok(()), |bias| write!(f, " + {}", bias.kind()))
     }
 }
 
@@ -109,13 +113,6 @@ impl Mechanism {
             Some(name) if !named::has_fields(name) || self.own().is_some() => name,
             _ => Self::COMPOSED,
         }
-    }
-
-    /// The kinds of the four values, and of the bias, as `dot-exp x dense x row x one-hop`.
-    pub fn of_kind(&self) -> String {
-        let score = if let Score::Custom(custom) = &self.score { custom.name() } else { self.score.kind() };
-        let kinds = [score, self.structure.kind(), self.normalisation.kind(), self.series.kind()].join(" x ");
-        self.bias.map_or(kinds.clone(), |bias| format!("{kinds} + {}", bias.kind()))
     }
 
     /// The title of the paper that the values are of, where the preset is nothing but values.

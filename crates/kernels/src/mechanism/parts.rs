@@ -1,4 +1,4 @@
-//! The parts of a configuration: reading them, over those of a preset, and what may be written for one.
+//! Reading the four values from a configuration, field by field over those of a preset.
 
 use serde::Deserialize;
 use serde_json::{Map, Value, json};

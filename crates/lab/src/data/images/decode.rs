@@ -167,10 +167,9 @@ impl Original {
         let options = ResizeOptions::new().resize_alg(ResizeAlg::Convolution(filter)).crop(left, top, across, down);
         let side = |extent: usize| u32::try_from(extent).unwrap_or(u32::MAX);
         let sizes = [[width, height], [columns, rows]].map(|size| size.map(side));
-        let resized = if channels == 1 { resized::<U8> } else { resized::<U8x3> };
-        let resized = resized(&self.bytes, sizes, &options);
+        let resize = if channels == 1 { resized::<U8> } else { resized::<U8x3> };
         let failed = |problem| format!("cannot be resized ({problem}); replace or remove it");
-        Ok(planar(&resized.map_err(failed)?, channels))
+        Ok(planar(&resize(&self.bytes, sizes, &options).map_err(failed)?, channels))
     }
 }
 
