@@ -1,8 +1,8 @@
 //! The tables on spectra and paths in `docs/evidence.md`, as Markdown:
 //!
-//! `cargo run --release -p resolvent-graph --example fna -- [spectrum] [densities] [edges] [sharpness] [lengths] [--seed N]`
+//! `cargo run --release -p resolvent-graph --example fna -- [spectrum] [densities] [steps] [edges] [sharpness] [lengths] [--seed N]`
 //!
-//! "Fractional neural attention for efficient multiscale sequence processing", figures 2, 5a, 5d and 5e, on drawn tokens: the
+//! "Fractional neural attention for efficient multiscale sequence processing", figures 1, 2, 5a, 5d and 5e, on drawn tokens: the
 //! same comparisons at equal sharpness beside those at the kernels' own widths.
 
 mod draws;
@@ -19,6 +19,7 @@ fn main() -> Result<()> {
     draws::print(&[
         ("spectrum", spectrum),
         ("densities", densities),
+        ("steps", steps),
         ("edges", edges),
         ("sharpness", sharpness),
         ("lengths", lengths),
@@ -160,6 +161,50 @@ fn edges(seed: u64) -> Result<()> {
         let share = |w: &[f64]| 100.0 * w.iter().filter(|&&w| w > DRAWN).count() as f64 / w.len() as f64;
         let largest = between.iter().copied().fold(0.0, f64::max);
         println!("| {kernel} | {:.1} | {:.1} | {largest:.2e} |", share(&within), share(&between));
+    }
+    Ok(())
+}
+
+/// Fig. 1: the steps of a walker among tokens that fill a square, its kernel as wide as makes half of them shorter than two places: the
+/// share of long ones, and how far the walker is from the middle in the square mean, after 16 steps over after one.
+fn steps(seed: u64) -> Result<()> {
+    const SIDE: usize = 32;
+    const MEDIAN: f64 = 2.0;
+    const N: usize = SIDE * SIDE;
+    let noise = normal(2 * N, 5, seed);
+    let place = |at: usize| if at % 2 == 0 { at / 2 % SIDE } else { at / 2 / SIDE };
+    let x: Vec<f64> = (0..2 * N).map(|at| place(at) as f64 + 0.2 * noise[at]).collect();
+    let far = |i: usize, j: usize| (x[2 * i] - x[2 * j]).hypot(x[2 * i + 1] - x[2 * j + 1]);
+    // The share of all steps, those that stay left out, that are longer than `least`.
+    let share = |weights: &Dense, least: f64| {
+        let sum = |keep: &dyn Fn(f64) -> bool| -> f64 {
+            let pairs = (0..N * N).filter(|at| at / N != at % N && keep(far(at / N, at % N)));
+            pairs.map(|at| weights.entries()[at]).sum()
+        };
+        sum(&|r| r > least) / sum(&|_| true)
+    };
+    println!(
+        "| kernel | beyond 3 medians, % | beyond 6 medians, % | spread after 16 steps over one |\n|---|---|---|---|"
+    );
+    for (kernel, score) in
+        [("levy 1.2", Score::Levy(1.2)), ("levy 1.6", Score::Levy(1.6)), ("gaussian", Score::Gaussian)]
+    {
+        let [mut narrow, mut wide] = [0.01, 100.0_f64];
+        for _ in 0..24 {
+            let width = (narrow * wide).sqrt();
+            let longer = share(&score.weights(&x, 2, width), MEDIAN) > 0.5;
+            *(if longer { &mut wide } else { &mut narrow }) = width;
+        }
+        let weights = score.weights(&x, 2, wide);
+        let middle = N / 2 + SIDE / 2;
+        let mut walker: Vec<f64> = (0..N).map(|token| f64::from(u8::from(token == middle))).collect();
+        let mut spreads = Vec::new();
+        for _ in 0..16 {
+            walker = (0..N).map(|j| (0..N).map(|i| walker[i] * weights.row(i)[j]).sum()).collect();
+            spreads.push((0..N).map(|j| walker[j] * far(middle, j).powi(2)).sum::<f64>());
+        }
+        let [three, six] = [3.0, 6.0].map(|medians| 100.0 * share(&weights, medians * MEDIAN));
+        println!("| {kernel} | {three:.2} | {six:.2} | {:.1} |", spreads[15] / spreads[0]);
     }
     Ok(())
 }

@@ -135,13 +135,11 @@ pub(crate) fn extras(op: &'static str, mechanism: &Mechanism, s: &Shape, extras:
 }
 
 fn required(op: &'static str, mechanism: &Mechanism, s: &Shape, extras: &Extras<'_>) -> Result<()> {
-    for parameter in Parameter::ALL {
-        if extras.get(parameter).is_none() && mechanism.requires(parameter, s) {
-            let problem = "is missing; the configuration asks for it";
-            return Err(Error::Tensor { op, tensor: parameter.name(), problem });
-        }
+    let problem = "is missing; the configuration asks for it";
+    match mechanism.missing(s, |parameter| extras.get(parameter).is_some()) {
+        Some(parameter) => Err(Error::Tensor { op, tensor: parameter.name(), problem }),
+        None => Ok(()),
     }
-    Ok(())
 }
 
 fn given(op: &'static str, mechanism: &Mechanism, s: &Shape, extras: &Extras<'_>) -> Result<()> {

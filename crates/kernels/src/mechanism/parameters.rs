@@ -31,12 +31,34 @@ impl Mechanism {
 
     /// Whether `parameter` is one of [`Mechanism::parameters`]. A call of a preset, or one that gives none, allocates nothing for it.
     pub(crate) fn has(&self, parameter: Parameter) -> bool {
+        // Only landmarks and filters have what a call must give.
+        if parameter.required() && !self.has_landmarks() {
+            return false;
+        }
         match self.own() {
             Some(form) => form.parameters().contains(&parameter),
             None if parameter == Parameter::Bias => self.bias.is_some(),
-            // Only landmarks and filters have what a call must give.
-            None if parameter.required() && !matches!(self.structure, Structure::Nystrom(_)) => false,
             None => self.of_values().contains(&parameter),
+        }
+    }
+
+    const fn has_landmarks(&self) -> bool {
+        matches!(self.structure, Structure::Nystrom(_))
+    }
+
+    /// A tensor that a call of sizes `shape` has to give and that is not among those `given`.
+    pub(crate) fn missing(&self, shape: &Shape, given: impl Fn(Parameter) -> bool) -> Option<Parameter> {
+        if !given(Parameter::Bias) && self.requires(Parameter::Bias, shape) {
+            return Some(Parameter::Bias);
+        }
+        // What the mechanism is, is asked once, and of landmarks alone.
+        if !self.has_landmarks() {
+            return None;
+        }
+        let absent = |p: &Parameter| p.required() && !given(*p);
+        match self.own() {
+            Some(form) => form.parameters().iter().copied().find(absent),
+            None => self.of_values().into_iter().find(absent),
         }
     }
 

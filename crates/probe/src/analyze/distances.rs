@@ -1,5 +1,7 @@
-//! How far queries are from keys. "LaplacianFormer: Rethinking Linear Attention with Laplacian Kernel", Fig. 1.
+//! How far queries are from keys, "LaplacianFormer: Rethinking Linear Attention with Laplacian Kernel", Fig. 1; and in how many directions
+//! they vary, "Fractional neural attention for efficient multiscale sequence processing", A.2.
 
+use resolvent_graph::{Dense, symmetric_eigen};
 use serde::Serialize;
 
 use super::Sequence;
@@ -27,6 +29,42 @@ pub struct HeadDistances {
     pub absolute: DistanceStats,
     /// Sums of squared differences.
     pub squared: DistanceStats,
+    /// The principal components of the queries; none where they are all the same.
+    pub components: Option<Components>,
+}
+
+/// In how many directions some vectors vary.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+pub struct Components {
+    /// `exp` of the entropy of their variances along the principal components: from 1 to the number of channels.
+    pub directions: f64,
+    /// The share of the variance that is along the first two.
+    pub plane: f64,
+}
+
+impl Components {
+    /// Of `vectors` of `channels` numbers.
+    fn new<'a>(vectors: impl Iterator<Item = &'a [f32]> + Clone, channels: usize) -> Option<Self> {
+        let count = vectors.clone().count() as f64;
+        let mut mean = vec![0.0; channels];
+        for vector in vectors.clone() {
+            mean.iter_mut().zip(vector).for_each(|(mean, x)| *mean += f64::from(*x) / count);
+        }
+        let mut covariance = vec![0.0; channels * channels];
+        for vector in vectors {
+            let centred: Vec<f64> = vector.iter().zip(&mean).map(|(x, mean)| f64::from(*x) - mean).collect();
+            for (row, x) in covariance.chunks_exact_mut(channels).zip(&centred) {
+                row.iter_mut().zip(&centred).for_each(|(entry, y)| *entry += x * y);
+            }
+        }
+        let mut variances = symmetric_eigen(&Dense::new(channels, covariance).ok()?).ok()?.values;
+        variances.iter_mut().for_each(|x| *x = x.max(0.0));
+        variances.sort_by(|x, y| y.total_cmp(x));
+        let all: f64 = variances.iter().sum();
+        let shares = || variances.iter().map(|x| x / all).filter(|x| *x > 0.0);
+        let entropy: f64 = shares().map(|x| -x * x.ln()).sum();
+        (all > 0.0).then(|| Self { directions: entropy.exp(), plane: shares().take(2).sum() })
+    }
 }
 
 /// How some distances are distributed.
@@ -98,7 +136,9 @@ pub(super) fn distances(layer: &str, number: usize, sequence: &Sequence) -> Vec<
         }
         let (layer, channels) = (layer.to_owned(), s.head_dim);
         let (absolute, squared) = (DistanceStats::new(absolute)?, DistanceStats::new(squared)?);
-        Some(HeadDistances { layer, sequence: number, head, channels, absolute, squared })
+        let queries = spread(s.seq_q).map(|i| &sequence.q[row(s.seq_q, i)][..channels]);
+        let components = Components::new(queries, channels);
+        Some(HeadDistances { layer, sequence: number, head, channels, absolute, squared, components })
     };
     (0..s.heads).filter_map(of_head).collect()
 }
@@ -123,6 +163,20 @@ mod tests {
         assert!((found.squared.variation * 8.0 - 1.414).abs() < 0.1, "{found:?}");
         assert!((found.squared.mean - 128.0).abs() < 4.0 && (found.absolute.kurtosis - 3.0).abs() < 0.3);
         assert!((found.absolute.histogram.iter().sum::<f64>() - 1.0).abs() < 1e-9);
+        let spread = found.components.unwrap();
+        assert!(spread.directions > 50.0 && spread.directions < 64.0 && spread.plane < 0.1, "{spread:?}");
+    }
+
+    /// Variances of 9, 1 and none in three orthogonal directions.
+    #[test]
+    fn components_are_the_directions_of_variance() {
+        let vectors: [[f32; 3]; 4] = [[5.0, 4.0, 2.0], [5.0, 6.0, 2.0], [-1.0, 4.0, 2.0], [-1.0, 6.0, 2.0]];
+        let turn = |[x, y, z]: [f32; 3]| [0.6 * x + 0.8 * z, y, 0.6 * z - 0.8 * x];
+        let turned: Vec<[f32; 3]> = vectors.into_iter().map(turn).collect();
+        let found = Components::new(turned.iter().map(|x| &x[..]), 3).unwrap();
+        let expected = (-0.9 * 0.9_f64.ln() - 0.1 * 0.1_f64.ln()).exp();
+        assert!((found.directions - expected).abs() < 1e-5 && (found.plane - 1.0).abs() < 1e-6, "{found:?}");
+        assert!(Components::new([[1.0_f32, 2.0]; 3].iter().map(|x| &x[..]), 2).is_none());
     }
 
     #[test]

@@ -40,7 +40,7 @@ use outputs::{Applied, Reference};
 use spool::Spools;
 
 pub use capture::capture;
-pub use distances::{DistanceStats, HeadDistances};
+pub use distances::{Components, DistanceStats, HeadDistances};
 pub use dump::{Dump, Layer, Sequence};
 pub use fit::{CurvePoint, Fit, FitOptions, HeadFit, LayerFit, Single, TriedCandidate, fit};
 pub use graph_report::{FullReport, GraphReport, Subspace};

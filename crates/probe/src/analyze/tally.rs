@@ -282,6 +282,8 @@ pub struct DistanceTally {
     pub stats: [[Sample; 3]; 2],
     /// The mean of their histograms.
     pub density: [Curve; 2],
+    /// Directions in which queries vary, and the share of the first two.
+    pub components: [Sample; 2],
 }
 
 impl DistanceTally {
@@ -294,6 +296,9 @@ impl DistanceTally {
             samples.iter_mut().zip([variation, kurtosis, tail]).for_each(|(sample, &x)| sample.add(Some(x)));
             density.add(histogram);
         }
+        let [directions, plane] = &mut self.components;
+        directions.add(head.components.map(|found| found.directions));
+        plane.add(head.components.map(|found| found.plane));
     }
 }
 

@@ -67,7 +67,8 @@ pub fn analysis_page(analysis: &Analysis) -> String {
             div class="scroll" { (distances::table(analysis)) }
             p class="quiet" {
                 "Medians over heads, of sums of absolute and of squared differences. Variation: standard deviation over mean, beside that of independent "
-                "normal channels. Kurtosis: 3 for normal distances. Tail: what one pair in a thousand exceeds, over the median. What varies more is told apart better by a kernel of the distance."
+                "normal channels. Kurtosis: 3 for normal distances. Tail: what one pair in a thousand exceeds, over the median. What varies more is told apart better by a kernel of the distance. "
+                "Directions: exp of the entropy of the queries' variances along their principal components, and the share of the first two."
             }
         }
         (diffusion::section(analysis))

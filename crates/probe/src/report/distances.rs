@@ -1,4 +1,4 @@
-//! How far queries are from keys.
+//! How far queries are from keys, and in how many directions they vary.
 
 use maud::{Markup, html};
 use resolvent_lab::page::{
@@ -39,8 +39,11 @@ pub fn table(analysis: &Analysis) -> Markup {
                 td { (number(kurtosis.median(), 3)) }
                 td { (number(tail.median(), 3)) }
             }
+            td { (found.channels) }
+            @for sample in &found.components { td { (number(sample.median(), 3)) } }
         }
     };
-    let headings = ["Layer".to_owned()].into_iter().chain(KINDS.into_iter().flat_map(of));
+    let directions = ["Channels", "Queries: directions", "share of two"].map(str::to_owned);
+    let headings = ["Layer".to_owned()].into_iter().chain(KINDS.into_iter().flat_map(of)).chain(directions);
     page::table(headings, analysis.layers.iter().zip(&analysis.distances).map(row))
 }

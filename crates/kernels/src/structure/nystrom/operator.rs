@@ -45,8 +45,9 @@ impl Preset {
 
     /// That of a mechanism through landmarks.
     pub fn of(mechanism: &Mechanism) -> Option<Self> {
-        let preset = Self { mechanism: mechanism.id(), decays: false, ..Self::COMPOSED };
-        match mechanism.own()? {
+        let form = mechanism.own()?;
+        let preset = Self { mechanism: form.id(), decays: false, ..Self::COMPOSED };
+        match form {
             Form::Soft(m) | Form::SoftPp(m) if m.landmarks != Landmarks::All => {
                 Some(Self { one_mask: true, refuses_close: false, ..preset })
             }
