@@ -60,7 +60,7 @@ def measured(rows: list[Row], asked: argparse.Namespace) -> bool:
     left = [(row, seed) for row in rows for seed in row.seeds if not row.recorded(seed)]
     if not left:
         return True
-    runner = runner_of(asked, asked.work)
+    runner = runner_of(rows, asked, asked.work)
     failed = 0
     for row, seed in left:
         try:
@@ -71,8 +71,8 @@ def measured(rows: list[Row], asked: argparse.Namespace) -> bool:
     return not failed
 
 
-def runner_of(asked: argparse.Namespace, work: Path) -> Runner:
-    return Runner((asked.programs or build()).resolve(), work.resolve(), asked.threads, asked.commit)
+def runner_of(rows: list[Row], asked: argparse.Namespace, work: Path) -> Runner:
+    return Runner((asked.programs or build(rows)).resolve(), work.resolve(), asked.threads, asked.commit)
 
 
 def repeated(rows: list[Row], asked: argparse.Namespace) -> int:
@@ -80,7 +80,7 @@ def repeated(rows: list[Row], asked: argparse.Namespace) -> int:
     kept = [(row, seed, result["figures"]) for row in rows for seed, result in list(row.results().items())[:1]]
     every, failed = {row.id: row for row in load()}, 0
     with tempfile.TemporaryDirectory() as work:
-        runner = runner_of(asked, Path(work))
+        runner = runner_of(list(every.values()), asked, Path(work))
         for row, seed, before in kept:
             try:
                 for earlier in row.after:

@@ -67,7 +67,7 @@ class Runner:
         threads = f"--threads {self.threads}" if self.threads else ""
         lines = [f"seed={seed}", RESOLVENT.replace("PROGRAM", program).replace("THREADS", threads)]
         for command in row.commands:
-            example = re.sub(r"^cargo run --release -p \S+ --example (\S+)(?: --)?", r"examples/\1", command)
+            example = re.sub(r"^cargo run --release --example (\S+)(?: --)?", r"examples/\1", command)
             lines.append(f"{shlex.quote(str(self.programs))}/{example}" if example != command else placed(command))
         return "\n".join(lines)
 
@@ -107,11 +107,13 @@ def placed(command: str) -> str:
     return re.sub(r"\bDIR/", f"{data}/", re.sub(r"([\w-]+):DIR\b", rf"\1:{data}/\1", command))
 
 
-def build() -> Path:
-    """Builds the program and the examples; the folder that they are in."""
+def build(rows: list[Row]) -> Path:
+    """Builds the program and the examples of some rows; the folder that they are in."""
+    commands = [command for row in rows for command in row.commands]
+    examples = sorted({name for command in commands for name in re.findall(r"--example (\S+)", command)})
+    what = ["--bin", "resolvent", *(word for name in examples for word in ("--example", name))]
     environment = {**os.environ, "CARGO_TERM_COLOR": "never"}
-    for what in (["--bin", "resolvent"], ["--examples", "-p", "resolvent-graph", "-p", "resolvent-probe"]):
-        subprocess.run(["cargo", "build", "--release", "--locked", *what], cwd=ROOT, env=environment, check=True)
+    subprocess.run(["cargo", "build", "--release", "--locked", *what], cwd=ROOT, env=environment, check=True)
     return Path(os.environ.get("CARGO_TARGET_DIR", ROOT / "target")) / "release"
 
 

@@ -14,7 +14,7 @@ from run import Runner, placed
 
 ROW = Row(
     id="small", paper="", claim="", published="", minutes=1, seeds=(0, 1, 2), keys=("data", "mechanism"), control="softmax",
-    commands=("cargo run --release -p resolvent-graph --example tables -- two --seed $seed",), read={"kind": "table"},
+    commands=("cargo run --release --example tables -- two --seed $seed",), read={"kind": "table"},
     columns=(Column("accuracy", "accuracy, %", scale=100, digits=1, test=True), Column("|E|", "\\|E\\|", log=True)),
 )  # fmt: skip
 PRINTED = """
@@ -103,7 +103,7 @@ class Page(unittest.TestCase):
 
     def test_results_of_other_commands_do_not_count(self):
         self.measure({0: 0.6, 1: 0.61})
-        other = Row(**{**ROW.__dict__, "commands": ("cargo run --release -p resolvent-graph --example tables -- one",)})
+        other = Row(**{**ROW.__dict__, "commands": ("cargo run --release --example tables -- one",)})
         self.assertEqual((len(ROW.results()), len(other.results())), (2, 0))
 
     def test_places_and_rows_belong_together(self):

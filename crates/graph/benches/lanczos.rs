@@ -1,6 +1,6 @@
 //! Ten leading eigenpairs of graphs whose matrix is never stored.
 //!
-//! `cargo bench -p resolvent-graph --bench lanczos -- [TOKENS] [MECHANISM]`
+//! `cargo bench --bench lanczos -- [TOKENS] [MECHANISM]`
 
 use std::time::Instant;
 

@@ -1,6 +1,6 @@
 //! Shortest hops beside the algorithm of Floyd and Warshall, from uniform rows to hard ones.
 //!
-//! `cargo bench -p resolvent-graph --bench paths`
+//! `cargo bench --bench paths`
 
 use std::{hint::black_box, time::Instant};
 

@@ -1,6 +1,6 @@
 //! The tables on spectra and paths in `docs/evidence.md`, as Markdown:
 //!
-//! `cargo run --release -p resolvent-graph --example fna -- [spectrum] [densities] [steps] [edges] [sharpness] [lengths] [--seed N]`
+//! `cargo run --release --example fna -- [spectrum] [densities] [steps] [edges] [sharpness] [lengths] [--seed N]`
 //!
 //! "Fractional neural attention for efficient multiscale sequence processing", figures 1, 2, 5a, 5d and 5e, on drawn tokens: the
 //! same comparisons at equal sharpness beside those at the kernels' own widths.

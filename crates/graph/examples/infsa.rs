@@ -1,6 +1,6 @@
 //! The tables on centralities and token weights in `docs/evidence.md`, as Markdown:
 //!
-//! `cargo run --release -p resolvent-graph --example infsa -- [centrality] [alignment] [--seed N]`
+//! `cargo run --release --example infsa -- [centrality] [alignment] [--seed N]`
 //!
 //! "Infinite Self-Attention", Fig. 3's worked example and Table 5 on drawn queries.
 

@@ -1,6 +1,6 @@
 //! The tables on what "LaplacianFormer" claims of its kernel in `docs/evidence.md`, as Markdown:
 //!
-//! `cargo run --release -p resolvent-graph --example laplacian -- [distances] [gradients] [injective] [rotary] [growth] [--seed N]`
+//! `cargo run --release --example laplacian -- [distances] [gradients] [injective] [rotary] [growth] [--seed N]`
 //!
 //! Tokens are drawn, not trained: independent normal ones.
 

@@ -1,6 +1,6 @@
 //! The tables on landmark matrices in `docs/evidence.md`, as Markdown:
 //!
-//! `cargo run --release -p resolvent-graph --example nystrom -- [iterations] [norms] [lengths] [solvers] [conditions] [--seed N]`
+//! `cargo run --release --example nystrom -- [iterations] [norms] [lengths] [solvers] [conditions] [--seed N]`
 //!
 //! Tokens are drawn, not trained: independent normal ones, and fields that vary smoothly over a grid, white noise blurred by
 //! a Gaussian of so many cells and brought to unit variance, as patches of a picture would.

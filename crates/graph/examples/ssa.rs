@@ -1,6 +1,6 @@
 //! The tables on more and fewer clusters, gaps, asymmetry, directed Laplacians and projections in `docs/evidence.md`, as Markdown:
 //!
-//! `cargo run --release -p resolvent-graph --example ssa -- [clusters] [gaps] [asymmetry] [directed] [projections] [--seed N]`
+//! `cargo run --release --example ssa -- [clusters] [gaps] [asymmetry] [directed] [projections] [--seed N]`
 //!
 //! "Spectral Sparse Attention", section 4.4, on drawn tokens, queries being the keys: the leading eigenvectors, as many as there
 //! are clusters, and the gap of the sparse graph beside the dense one's; section 5.2: the gaps and the clusters that its theorems assume;

@@ -1,6 +1,6 @@
 //! Time of softmax with a bias against softmax without, f32, warm buffers, runs interleaved; medians are printed.
 //!
-//! `cargo bench -p resolvent-kernels --bench bias -- [--shape 1,8,4096,64] [--runs 5] [--threads 2]`
+//! `cargo bench --bench bias -- [--shape 1,8,4096,64] [--runs 5] [--threads 2]`
 
 use std::time::Instant;
 

@@ -1,6 +1,6 @@
 //! Time of clustered attention against fused dense softmax, f32, warm buffers, runs interleaved; medians are printed.
 //!
-//! `cargo bench -p resolvent-kernels --bench clustered -- [--seq 1024,4096,16384] [--heads 1] [--dim 64] [--runs 5]
+//! `cargo bench --bench clustered -- [--seq 1024,4096,16384] [--heads 1] [--dim 64] [--runs 5]
 //! [--threads 2] [--config '{"mechanism": "ssa", "estimator": "centroid"}'] [--causal] [--alone]`
 
 use std::time::Instant;

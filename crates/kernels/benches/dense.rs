@@ -1,7 +1,7 @@
 //! Time of the dense mechanisms, or of any that are given as JSON, forward and forward + backward, f32, warm buffers. Runs are interleaved, so that the
 //! machine's moods meet every row alike; medians and the fastest run are printed.
 //!
-//! `cargo bench -p resolvent-kernels --bench dense -- [--shape 1,8,4096,64] [--runs 7] [--threads 2] [--level avx2]
+//! `cargo bench --bench dense -- [--shape 1,8,4096,64] [--runs 7] [--threads 2] [--level avx2]
 //! [--precision full,bf16,bf16x3] [--unit widened] [--causal] [infsa ...] ['{"mechanism": "soft", "landmarks": {"kind": "pool", "ratio": 64}}' ...]`
 
 use std::time::Instant;

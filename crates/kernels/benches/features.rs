@@ -1,5 +1,5 @@
 //! The structure `features` beside `linear-infsa`, whose cost is what its tensors take to be read, and beside `softmax`.
-//! `cargo bench -p resolvent-kernels --bench features`; every figure is a median over interleaved rounds. With `-- bf16 bf16x3`
+//! `cargo bench --bench features`; every figure is a median over interleaved rounds. With `-- bf16 bf16x3`
 //! what has such products a second and third time with them.
 
 use std::time::Instant;

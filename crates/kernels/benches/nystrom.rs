@@ -1,4 +1,4 @@
-//! What the Nystrom structure is made of, and how its time grows: `cargo bench -p resolvent-kernels --bench nystrom`.
+//! What the Nystrom structure is made of, and how its time grows: `cargo bench --bench nystrom`.
 //!
 //! - the kernel between tokens and landmarks beside a matrix product of the same shape and a plain loop;
 //! - the inverse of a landmark matrix;

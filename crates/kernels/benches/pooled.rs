@@ -1,5 +1,5 @@
 //! `linear-infsa` against the memory it moves: GB/s beside a measured copy, and how its time grows with the tokens.
-//! `cargo bench -p resolvent-kernels --bench pooled`; every figure is a median over interleaved rounds.
+//! `cargo bench --bench pooled`; every figure is a median over interleaved rounds.
 
 use std::time::Instant;
 

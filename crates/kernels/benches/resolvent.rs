@@ -1,7 +1,7 @@
 //! The series of all hops: iterations, error bound, time and scratch of `infsa-resolvent`, untied (Neumann) and tied
 //! (conjugate gradients), on Gaussian-like tokens and on tokens with a common mean, which need the most hops.
 //!
-//! `cargo bench -p resolvent-kernels --bench resolvent -- [TOKENS] [GAMMA]`; default 4096 and 0.95 at tol 1e-6,
+//! `cargo bench --bench resolvent -- [TOKENS] [GAMMA]`; default 4096 and 0.95 at tol 1e-6,
 //! `[1, 1, TOKENS, 64]`.
 
 use std::time::Instant;

@@ -1,6 +1,6 @@
 //! A score of your own: how two tokens relate, in thirty lines, on every structure and with gradients.
 //!
-//! `cargo run --release -p resolvent-kernels --example custom_score`
+//! `cargo run --release --example custom_score`
 
 use resolvent_kernels::{
     Extras, Gradients, Inputs, Mask, Mechanism, Operator, Result, Scratch, Shape, Strategy,

@@ -1,6 +1,6 @@
 //! Draws the first training pictures of any data set on one sheet, a column per class, objects boxed where known.
 //!
-//! `cargo run --release -p resolvent-lab --example contact_sheet -- shapes:difficulty=0.3 sheet.png`
+//! `cargo run --release --example contact_sheet -- shapes:difficulty=0.3 sheet.png`
 
 use std::{env, error::Error, process::ExitCode};
 

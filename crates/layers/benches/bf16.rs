@@ -1,4 +1,4 @@
-//! Layers with products of bf16 in turns with those of f32: `MIMALLOC_PURGE_DELAY=-1 cargo bench -p resolvent-layers --bench bf16`, two threads, medians of seven
+//! Layers with products of bf16 in turns with those of f32: `MIMALLOC_PURGE_DELAY=-1 cargo bench --bench bf16`, two threads, medians of seven
 //! runs, GFLOP/s of the products. On a busy machine only the ratios mean something.
 
 use std::time::Instant;

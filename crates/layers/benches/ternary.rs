@@ -1,6 +1,6 @@
 //! Time of ternary matrices against f32 layers of the same sizes, warm buffers, runs interleaved; medians are printed.
 //!
-//! `cargo bench -p resolvent-layers --bench ternary -- [--widths 192,384,768,1024] [--tokens 1,64,1024] [--runs 15] [--threads 1]`
+//! `cargo bench --bench ternary -- [--widths 192,384,768,1024] [--tokens 1,64,1024] [--runs 15] [--threads 1]`
 
 use std::{hint::black_box, time::Instant};
 

@@ -1,6 +1,6 @@
 //! Our softmax against Burn's own attention on the same backend: time and peak memory, forward and training.
 //!
-//! `cargo bench -p resolvent --bench burn_attention -- [TOKENS] [REPEATS]`; default 4096 and 5, at `[1, 8, TOKENS, 64]`.
+//! `cargo bench --bench burn_attention -- [TOKENS] [REPEATS]`; default 4096 and 5, at `[1, 8, TOKENS, 64]`.
 //! Runs are interleaved, medians reported, results compared before anything is timed.
 
 use std::time::Instant;

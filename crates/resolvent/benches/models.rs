@@ -1,15 +1,15 @@
 //! Whole models on the CPU: time and peak memory of every mechanism against the picture's size, and one forward pass at an
 //! extreme resolution.
 //!
-//! `cargo bench -p resolvent --bench models -- sizes [PIXELS,PIXELS]`: a vision transformer of width 192, 12 blocks, 3 heads, patch
+//! `cargo bench --bench models -- sizes [PIXELS,PIXELS]`: a vision transformer of width 192, 12 blocks, 3 heads, patch
 //! 16; inference and a training pass (forward, backward; no optimiser) of one picture; default 224,512,1024. Runs are interleaved,
 //! medians of three. Where a training pass takes longer than 20 seconds, it and the inference beside it are timed once, and what
 //! would take longer than ten minutes, going by the size before, is left out.
 //!
-//! `cargo bench -p resolvent --bench models -- pyramids [PIXELS,PIXELS]`: the same for the pyramids `soft-tiny` and `laplacian-tiny`,
+//! `cargo bench --bench models -- pyramids [PIXELS,PIXELS]`: the same for the pyramids `soft-tiny` and `laplacian-tiny`,
 //! each with its own mechanism, with softmax and with linear InfSA in its place.
 //!
-//! `cargo bench -p resolvent --bench models -- extreme [PRESET] [PIXELS]`: one forward pass of a published model; default
+//! `cargo bench --bench models -- extreme [PRESET] [PIXELS]`: one forward pass of a published model; default
 //! infvit-linear-4 and 9216, that is 331,776 tokens.
 
 use std::time::Instant;

@@ -1,6 +1,6 @@
 //! `linear-infsa` modules: tokens pooled before they are projected against values projected per token.
 //!
-//! `cargo bench -p resolvent --bench pool_first -- [REPEATS]`; default 15. Runs are interleaved, medians reported, results
+//! `cargo bench --bench pool_first -- [REPEATS]`; default 15. Runs are interleaved, medians reported, results
 //! compared before anything is timed.
 
 use std::time::Instant;

@@ -1,4 +1,4 @@
-"""The same vision transformer in eager PyTorch, for `cargo bench -p resolvent --bench vit_step -- PYTHON`, which starts this and
+"""The same vision transformer in eager PyTorch, for `cargo bench --bench vit_step -- PYTHON`, which starts this and
 asks for one training step per line of standard input, `f32` or `bf16` (autocast); each is answered with its seconds: forward,
 backward, AdamW.
 """

@@ -1,7 +1,7 @@
 //! A training step of a vision transformer in f32 and with products of bf16, beside the same model in eager PyTorch, by itself and
 //! under its autocast to bf16.
 //!
-//! `cargo bench -p resolvent --bench vit_step -- [PYTHON]`: width 192, 12 blocks, 3 heads, 197 tokens, batch 32, cross-entropy,
+//! `cargo bench --bench vit_step -- [PYTHON]`: width 192, 12 blocks, 3 heads, 197 tokens, batch 32, cross-entropy,
 //! AdamW, two threads. All steps are taken in turns, those of PyTorch too where the path of a Python is given that has it. Medians;
 //! of ours on Linux also the mean processor time of a step, which other programs disturb less.
 

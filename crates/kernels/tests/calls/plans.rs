@@ -1,5 +1,5 @@
 //! What plans say that calls cost, against a stored table: benchmarks divide by these numbers, so that they change on purpose
-//! or not at all. `RESOLVENT_WRITE_PLANS=1 cargo test -p resolvent-kernels --test calls plans` writes the table anew.
+//! or not at all. `RESOLVENT_WRITE_PLANS=1 cargo test --release --test calls plans` writes the table anew.
 
 use crate::{support, threads};
 

@@ -1,6 +1,6 @@
 //! The tables on spectral sparse attention in `docs/evidence.md`, as Markdown:
 //!
-//! `cargo run --release -p resolvent-probe --example sparse -- [needle] [clusters] [edges] [spectra] [certificates] [energy] [--seed N]`
+//! `cargo run --release --example sparse -- [needle] [clusters] [edges] [spectra] [certificates] [energy] [--seed N]`
 //!
 //! `--seed` is of what is drawn once, for `edges`, `spectra` and `certificates`; `needle` and `clusters` are means of several draws.
 //!
