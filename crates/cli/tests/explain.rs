@@ -113,6 +113,32 @@ fn every_mechanism_has_maps() {
 }
 
 /// The paper averages the heads' rows as they are; by default each head counts alike.
+/// Two models beside each other: their own folders are as if each were explained alone, and the page has the maps of both.
+#[test]
+fn several_models_stand_side_by_side() {
+    let sandbox = trained("softmax");
+    sandbox.run(&tiny::train("other", &["--attention", "infsa", "--epochs", "1", "--quiet"])).success();
+    let both = ["explain", "--checkpoint", "run", "--checkpoint", "other", "--examples", "4", "--show", "2", "--out", "both"];
+    let outcome = sandbox.run(&both).success();
+    assert!(outcome.stdout.contains("run\n") && outcome.stdout.contains("other\n"), "{}", outcome.stdout);
+    let read = |path: &str| -> Value { serde_json::from_slice(&std::fs::read(sandbox.path(path)).unwrap()).unwrap() };
+    let (json, alone) = (read("both/results.json"), sandbox.run(&explain(&["--examples", "4", "--show", "2"])).success().json());
+    let models = json["models"].as_array().unwrap();
+    assert_eq!(models.iter().map(|model| &model["name"]).collect::<Vec<_>>(), ["run", "other"]);
+    assert_eq!((&models[0]["maps"], &read("both/run/results.json")["maps"]), (&alone["maps"], &alone["maps"]));
+    assert_ne!(models[0]["maps"][0], models[1]["maps"][0]);
+    assert!(sandbox.path("both/other/overlays/2.png").exists() && sandbox.path("both/run/report.html").exists());
+    let page = std::fs::read_to_string(sandbox.path("both/report.html")).unwrap();
+    // Of each example the picture, and the map of either model.
+    assert_eq!((page.matches("<figcaption>picture").count(), page.matches("<figcaption>other: ").count()), (2, 2));
+    assert!(page.contains(".picture3 {") && page.contains("href=\"other/report.html\"") && !page.contains("NaN"));
+    std::fs::create_dir(sandbox.path("elsewhere")).unwrap();
+    std::fs::rename(sandbox.path("other"), sandbox.path("elsewhere/run")).unwrap();
+    let twice = ["explain", "--checkpoint", "run", "--checkpoint", "elsewhere/run", "--out", "twice"];
+    assert!(sandbox.run(&twice).failure(1).contains("is the second folder called `run`"));
+    assert!(!sandbox.path("twice").exists());
+}
+
 #[test]
 fn heads_make_one_map_by_the_rule_asked_for() {
     let sandbox = trained("infsa");

@@ -12,6 +12,7 @@ pub mod compare;
 pub mod data;
 pub mod device;
 pub mod disk;
+pub mod energy;
 pub mod environment;
 mod error;
 pub mod eval;

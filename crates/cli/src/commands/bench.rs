@@ -1,4 +1,4 @@
-//! `resolvent bench`: time and memory of the operators against the number of tokens.
+//! `resolvent bench`: time and memory of the operators against the number of tokens, and of whole models.
 
 use std::{
     path::{Path, PathBuf},
@@ -13,12 +13,14 @@ use resolvent_lab::{
     bench::{self, Arrangement, BenchOptions, BenchReport, TensorLayout},
     environment::Load,
     folder::{Claim, Contents, REPORT},
+    recipe::Setting,
     report::write_bench,
     source::Document,
 };
 use serde_json::json;
 
 use super::{
+    bench_models,
     compare::command_line,
     recipe::{Attention, candidates},
 };
@@ -32,7 +34,7 @@ use crate::{
     memory, output,
 };
 
-/// Measure the operators: time and memory of each mechanism against the number of tokens
+/// Measure the operators: time and memory of each mechanism against the number of tokens; or whole models (--model)
 ///
 /// Every mechanism is compared with the f64 reference first; one that differs is not timed, and the command fails. In turns
 /// with them run others' ways to the same results, likewise compared: Burn's own attention, candle's (if built with the feature
@@ -41,15 +43,29 @@ use crate::{
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLES)]
 pub struct Bench {
-    /// Mechanisms: ids, or files M.json, called by their names, of one mechanism as many as you like [default: all]
+    /// Mechanisms: ids, or files M.json, called by their names, of one mechanism as many as you like [default: all; of a model its
+    /// own]
     #[arg(long, value_name = "ID,ID", value_delimiter = ',', hide_possible_values = true)]
-    mechanisms: Vec<Attention>,
+    pub(super) mechanisms: Vec<Attention>,
+    /// A whole model in place of operators, a vision transformer or a pyramid: a recipe, a built-in one by its name or a file in TOML. A
+    /// forward pass and a training step on generated pictures, in time, memory and multiply-adds
+    #[arg(long, value_name = "NAME|FILE.toml", conflicts_with_all = OF_OPERATORS)]
+    model: Option<String>,
+    /// With --model: sides of the square pictures [default: 224,512,1024]
+    #[arg(long, value_name = "N,N", value_delimiter = ',', requires = "model")]
+    pub(super) pixels: Vec<usize>,
+    /// With --model: set a field of its recipe, by its dotted name, such as model.depth=12; may be repeated
+    #[arg(long, value_name = "KEY=VALUE", requires = "model")]
+    pub(super) set: Vec<Setting>,
+    /// With --model: joules of a picture too, where the machine tells (RAPL, the processor's own counters; elsewhere an error)
+    #[arg(long, requires = "model")]
+    pub(super) joules: bool,
     /// Numbers of tokens [default: 512 to 65536, and 331776]
     #[arg(long, value_name = "N,N", value_delimiter = ',')]
     tokens: Vec<usize>,
-    /// Sequences of one call
+    /// Sequences of one call, or pictures of one batch
     #[arg(long, value_name = "N", default_value_t = 1)]
-    batch: usize,
+    pub(super) batch: usize,
     /// Heads
     #[arg(long, value_name = "N", default_value_t = 8)]
     heads: usize,
@@ -73,13 +89,13 @@ pub struct Bench {
     precision: Precision,
     /// Turns of every point; the median of their times counts
     #[arg(long, value_name = "N", default_value_t = 5)]
-    rounds: usize,
+    pub(super) rounds: usize,
     /// How long a turn lasts at least; what takes less is run several times, and the later half counts
     #[arg(long, value_name = "MILLISECONDS", default_value_t = 300)]
-    turn: u32,
-    /// Leave out points whose forward and backward pass would take longer than this
-    #[arg(long, value_name = "SECONDS", default_value_t = 5.0, allow_negative_numbers = true)]
-    max_seconds: f64,
+    pub(super) turn: u32,
+    /// Leave out points whose forward and backward pass would take longer than this [default: 5; of a model 60]
+    #[arg(long, value_name = "SECONDS", allow_negative_numbers = true)]
+    pub(super) max_seconds: Option<f64>,
     /// Leave out Burn's own attention, and candle's
     #[arg(long)]
     no_rivals: bool,
@@ -95,15 +111,19 @@ pub struct Bench {
     peer_timeout: u32,
     /// Folder of the results
     #[arg(long, value_name = "DIR", default_value = "runs/bench")]
-    out: PathBuf,
+    pub(super) out: PathBuf,
     /// Measure nothing; show what changed from one bench.json to another beyond the noise
     #[arg(long, value_names = ["BEFORE.json", "AFTER.json"], num_args = 2, conflicts_with_all = MEASURING)]
     compare: Option<Vec<PathBuf>>,
 }
 
 /// The options that a comparison of results makes no use of.
-const MEASURING: [&str; 16] = [
+const MEASURING: [&str; 20] = [
     "mechanisms",
+    "model",
+    "pixels",
+    "set",
+    "joules",
     "tokens",
     "batch",
     "heads",
@@ -121,6 +141,10 @@ const MEASURING: [&str; 16] = [
     "out",
 ];
 
+/// The options that say what calls of operators are like.
+const OF_OPERATORS: [&str; 10] =
+    ["tokens", "heads", "head_dim", "kv_heads", "layout", "sequences", "precision", "no_rivals", "peers", "compiled"];
+
 const EXAMPLES: &str = "\
 Examples:
   resolvent bench                                      all mechanisms, a few minutes
@@ -129,6 +153,7 @@ Examples:
   resolvent bench --mechanisms softmax,infsa --precision bf16
   resolvent bench --mechanisms softmax --layout heads,packed --kv-heads 8,2
   resolvent bench --mechanisms softmax,ssa --sequences 512,77,1300
+  resolvent bench --model infvit-linear-4 --mechanisms linear-infsa,softmax --pixels 224,512
   resolvent bench --peers ~/torch/bin/python           PyTorch beside ours
   resolvent bench --compare before/bench.json after/bench.json";
 
@@ -136,6 +161,9 @@ Examples:
 pub fn run(args: &Bench, global: &Global) -> Result<()> {
     if let Some(files) = &args.compare {
         return compare(&files[0], &files[1], global);
+    }
+    if let Some(model) = &args.model {
+        return bench_models::run(args, model, global);
     }
     let load = Load::current();
     calibrate()?;
@@ -195,7 +223,7 @@ fn options(args: &Bench, global: &Global, deferred: &Deferred) -> Result<BenchOp
         precision: args.precision,
         rounds: args.rounds,
         turn: Duration::from_millis(args.turn.into()),
-        max_seconds: args.max_seconds,
+        max_seconds: args.max_seconds.unwrap_or(BenchOptions::default().max_seconds),
         rivals: !args.no_rivals,
         peers: args.peers.clone(),
         compiled: args.compiled,

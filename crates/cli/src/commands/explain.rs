@@ -1,15 +1,20 @@
 //! `resolvent explain`: what a trained classifier or language model looks at.
 
-use std::{path::PathBuf, str::FromStr, sync::Arc};
+use std::{
+    path::{Path, PathBuf},
+    str::FromStr,
+    sync::Arc,
+};
 
 use clap::{Args, ValueEnum};
 use resolvent_lab::{
     data::DataSpec,
+    device::Device,
     folder::{Claim, Contents, REPORT},
 };
 use resolvent_probe::{
-    explain::{self, ExplainOptions, MapRule, Query},
-    report::{OVERLAYS, write_explanation},
+    explain::{self, ExplainOptions, Explanation, MapRule, Query},
+    report::{OVERLAYS, write_explanation, write_panel},
 };
 
 use super::{compare::command_line, devices::DeviceArg, material::Given};
@@ -25,9 +30,10 @@ use crate::{Error, args::Global, destination::folder, error::Result, interrupt::
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLES)]
 pub struct Explain {
-    /// Folder of a run (its best checkpoint where it stopped early, else its newest) or of one checkpoint
+    /// Folder of a run (its best checkpoint where it stopped early, else its newest) or of one checkpoint; of several, given one after the
+    /// other, maps stand side by side, and each has a folder of its name in that of the results
     #[arg(long, value_name = "DIR", default_value = "runs/train")]
-    checkpoint: PathBuf,
+    checkpoint: Vec<PathBuf>,
     /// Data set whose test part is shown [default: the one trained on]
     #[arg(long, value_name = "KIND:PATH", conflicts_with_all = ["input", "text"])]
     data: Option<DataSpec>,
@@ -87,19 +93,50 @@ Examples:
   resolvent explain                                           the run in runs/train on its test part
   resolvent explain --checkpoint runs/shapes --examples 200 --rollout
   resolvent explain --checkpoint runs/cars --input photos/images --boxes photos/annotations
+  resolvent explain --checkpoint runs/infsa --checkpoint runs/softmax --data shapes        two models side by side
   resolvent explain --checkpoint runs/imdb --text 'A film that I would see again.'
   resolvent explain --checkpoint runs/books --text 'It was' --query 2       a language model, and what its second token looks at";
 
 /// Runs the command.
 pub fn run(args: &Explain, global: &Global) -> Result<()> {
     let device = args.device.choose(global)?;
+    let names = names(&args.checkpoint)?;
+    let all = args.checkpoint.iter().map(|checkpoint| options(args, checkpoint, &device, global));
+    let mut all = all.collect::<Result<Vec<_>>>()?;
+    // A signal ends the reading at once; from here on files are written.
+    let loaded = all.iter().map(explain::load).collect::<resolvent_lab::Result<Vec<_>>>()?;
+    folder(&args.out)?;
+    let _claim = Claim::take(&args.out, &[explain::RESULTS, REPORT, OVERLAYS], Contents::Explanation)?;
+    let deferred = Deferred::begin();
+    let mut found = Vec::new();
+    for ((options, (subject, examples)), name) in all.iter_mut().zip(&loaded).zip(names) {
+        options.stop = deferred.stop();
+        let Some(explanation) = explain::run(options, subject, examples)? else {
+            return Err(Error::Interrupted("nothing was written; run the command again".into()));
+        };
+        found.push((name, explanation));
+    }
+    let page = match &found[..] {
+        [(_, only)] => write_explanation(&args.out, only)?,
+        several => write_panel(&args.out, several)?,
+    };
+    if global.json {
+        return output::file(&args.out.join(explain::RESULTS));
+    }
+    let several = found.len() > 1;
+    let table =
+        |(name, e): &(String, Explanation)| if several { format!("{name}\n{}\n", e.table()) } else { e.table() };
+    output::print(&format!("{}report: {}", found.iter().map(table).collect::<String>(), page.display()))
+}
+
+fn options(args: &Explain, checkpoint: &Path, device: &Device, global: &Global) -> Result<ExplainOptions> {
     let given = Given {
         data: args.data.as_ref(),
         input: args.input.as_deref(),
         texts: &args.text,
         boxes: args.boxes.as_deref(),
     };
-    let (material, data) = given.material(&args.checkpoint, global)?;
+    let (material, data) = given.material(checkpoint, global)?;
     let mut options = ExplainOptions {
         examples: args.examples.map(|n| n as usize).or((!args.text.is_empty()).then_some(args.text.len())),
         shown: args.show,
@@ -108,25 +145,30 @@ pub fn run(args: &Explain, global: &Global) -> Result<()> {
         query: args.query,
         rollout: args.rollout,
         seed: global.seed.unwrap_or(0),
-        device,
+        device: device.clone(),
         commands: vec![command_line()],
-        ..ExplainOptions::new(&args.checkpoint, material, data)
+        ..ExplainOptions::new(checkpoint, material, data)
     };
     if !global.quiet {
         options.progress = Arc::new(|line| eprintln!("{line}"));
     }
-    // A signal ends the reading at once; from here on files are written.
-    let (subject, examples) = explain::load(&options)?;
-    folder(&args.out)?;
-    let _claim = Claim::take(&args.out, &[explain::RESULTS, REPORT, OVERLAYS], Contents::Explanation)?;
-    let deferred = Deferred::begin();
-    options.stop = deferred.stop();
-    let Some(explanation) = explain::run(&options, &subject, &examples)? else {
-        return Err(Error::Interrupted("nothing was written; run the command again".into()));
-    };
-    let page = write_explanation(&args.out, &explanation)?;
-    match global.json {
-        true => output::file(&args.out.join(explain::RESULTS)),
-        false => output::print(&format!("{}report: {}", explanation.table(), page.display())),
+    Ok(options)
+}
+
+/// What the models are called: their folders, of which no two have one name.
+fn names(checkpoints: &[PathBuf]) -> Result<Vec<String>> {
+    let mut names: Vec<String> = Vec::new();
+    for path in checkpoints {
+        let name = path.file_name().unwrap_or(path.as_os_str()).to_string_lossy().into_owned();
+        if names.contains(&name) {
+            return Err(Error::file(
+                path,
+                format!(
+                    "is the second folder called `{name}`, and the results of each go to a folder of its name; rename one"
+                ),
+            ));
+        }
+        names.push(name);
     }
+    Ok(names)
 }

@@ -3,6 +3,7 @@
 pub mod analyze;
 pub mod attend;
 pub mod bench;
+mod bench_models;
 pub mod classify;
 pub mod compare;
 pub mod completions;

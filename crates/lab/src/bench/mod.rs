@@ -1,6 +1,8 @@
 //! The operators themselves, measured: time and memory of every mechanism against the number of tokens, beside what this
 //! machine can do at best and beside what people use otherwise: Burn's own attention, candle's (feature `candle`), and PyTorch.
 //!
+//! Beside them whole models of pictures, with any mechanism in them ([`run_models`]).
+//!
 //! Nothing is timed that has not been compared with the f64 reference first. All mechanisms and rivals of one size run in turns,
 //! so that a disturbance of the machine hits all alike.
 
@@ -12,6 +14,8 @@ mod changes;
 mod check;
 mod comparison;
 mod contender;
+mod model_results;
+mod models;
 mod named;
 mod options;
 mod ours;
@@ -38,6 +42,8 @@ pub use call::{Arrangement, TensorLayout};
 pub use ceilings::Ceilings;
 pub use changes::{Change, changes, differences};
 pub use check::Check;
+pub use model_results::{Cost, MODEL_RESULTS, ModelPoint, ModelReport};
+pub use models::{ModelBenchOptions, run_models};
 pub use named::{Carried, Instructions, Pass, TensorType};
 pub use options::{BenchOptions, Keep};
 pub use ratios::Crossover;

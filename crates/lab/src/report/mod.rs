@@ -2,6 +2,7 @@
 
 mod bench;
 mod comparison;
+mod models;
 mod run;
 mod samples;
 
@@ -9,7 +10,7 @@ use std::path::Path;
 
 use crate::{
     Error, Result,
-    bench::BenchReport,
+    bench::{BenchReport, ModelReport},
     checkpoint::Checkpoint,
     compare::{self, Comparison, Entry},
     disk::write_atomically,
@@ -20,6 +21,7 @@ use crate::{
 
 pub use bench::bench_page;
 pub use comparison::comparison_page;
+pub use models::models_page;
 pub use run::{progress_page, run_page};
 
 /// Writes the report of a training run into its folder, wherever the run stands.
@@ -40,6 +42,14 @@ pub fn write_run(folder: &Path, standing: Standing<'_>, metrics: &[Record]) -> R
 /// [`crate::Error::Io`].
 pub fn write_bench(folder: &Path, report: &BenchReport) -> Result<()> {
     write_atomically(&folder.join(REPORT), bench_page(report).as_bytes())
+}
+
+/// Writes the report of a benchmark of whole models into its folder.
+///
+/// # Errors
+/// [`crate::Error::Io`].
+pub fn write_model_bench(folder: &Path, report: &ModelReport) -> Result<()> {
+    write_atomically(&folder.join(REPORT), models_page(report).as_bytes())
 }
 
 /// Writes the report of the run or the comparison in `folder` anew, from the results that it holds. What it is of.

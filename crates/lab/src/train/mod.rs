@@ -67,7 +67,7 @@ pub use pairs::{PairBatch, PairInputs, Pairs};
 pub(crate) use pairs::{search, translator};
 pub use picture_model::{PictureModel, block_name};
 pub use pictures::{LandmarkCount, Pictures};
-pub(crate) use pictures::{landmark_counts, picture_model};
+pub(crate) use pictures::{landmark_counts, model_size, picture_model};
 pub use recall::{Recall, RecallBatch, RecallInputs};
 pub(crate) use run::read_summary;
 pub use run::{SUMMARY, run};

@@ -292,6 +292,27 @@ pub(crate) fn landmark_counts(expects: &Expectation, recipe: &Recipe, name: &str
     Ok(counts.filter_map(|(tokens, landmarks)| Some(LandmarkCount { tokens, landmarks: landmarks? })).collect())
 }
 
+/// Parameters of the recipe's model for these pictures, without those of decays and kernels' widths, and multiply-adds of the logits of one
+/// of them, of a vision transformer or a pyramid.
+///
+/// # Errors
+/// As [`Task::model`].
+pub(crate) fn model_size(task: &Pictures, recipe: &Recipe) -> Result<[u64; 2]> {
+    let [channels, height, width] = task.expects.shape;
+    let image = [height, width];
+    Ok(match &recipe.model {
+        ModelRecipe::Vit(m) => {
+            let config = vit(&task.expects, m, recipe, &task.name)?;
+            [config.parameter_count() as u64, config.multiply_adds(image)?]
+        }
+        ModelRecipe::Pyramid(m) => {
+            let config = m.config(&recipe.mechanism, image, channels, task.expects.classes.len())?;
+            [config.parameter_count() as u64, config.multiply_adds(image)?]
+        }
+        _ => return Err(wrong_kind(&task.name, "pictures", "vit` or `pyramid")),
+    })
+}
+
 /// Checks that the pictures of `split` are of the shape and the classes of `dataset`.
 fn check_split(dataset: &PictureDataset, split: &PictureSplit) -> Result<()> {
     if split.shape() != dataset.shape {

@@ -31,7 +31,7 @@ pub fn explanation_page(e: &Explanation) -> String {
         (page::tiles(&tiles(e)))
         @if !e.shown.is_empty() {
             h2 { "Maps" }
-            style { (PreEscaped(backgrounds(&e.shown))) }
+            style { (PreEscaped(backgrounds(e.shown.iter()))) }
             p class="quiet" {
                 "Colours run from a weight of 0 to the largest of the map, at least to twice the mean: a flat map has one colour, in the middle. What the strongest "
                 "colour stands for is told below each map, in per cent of all weight and in equal shares. Of a layer, first comes the mean of its heads, then each head."
@@ -95,14 +95,14 @@ fn cell(spread: Option<Spread>) -> String {
 }
 
 /// A table's cell of mean and deviation.
-fn spread(spread: Option<Spread>) -> Markup {
+pub(super) fn spread(spread: Option<Spread>) -> Markup {
     html! { td { @match spread { Some(s) => { (format!("{:.1}", 100.0 * s.mean)) " " small { "± " (format!("{:.1}", 100.0 * s.std)) } } None => "–" } } }
 }
 
-/// The pictures shown, each once.
-fn backgrounds(shown: &[Shown]) -> String {
+/// The pictures shown, each once, by their numbers.
+pub(super) fn backgrounds<'a>(shown: impl Iterator<Item = &'a Shown>) -> String {
     let mut css = String::new();
-    for (index, shown) in shown.iter().enumerate() {
+    for (index, shown) in shown.enumerate() {
         if let Example::Picture(picture) = &shown.example {
             let address = overlay::address(&overlay::picture(picture));
             // Writing to a string cannot fail.
@@ -191,7 +191,7 @@ fn rows(maps: &LayerMaps) -> impl Iterator<Item = (String, &[f32])> {
 }
 
 /// A picture with a map over it, and its boxes.
-fn framed(index: usize, picture: &PictureExample, map: Option<(&[f32], [usize; 2])>, what: &str) -> Markup {
+pub(super) fn framed(index: usize, picture: &PictureExample, map: Option<(&[f32], [usize; 2])>, what: &str) -> Markup {
     let (width, height) = (picture.shape.width as f64, picture.shape.height as f64);
     let class = format!("picture picture{index}{}", if map.is_some() { " under" } else { "" });
     let what = match map {
@@ -224,7 +224,7 @@ fn strongest(weights: &[f32], [rows, columns]: [usize; 2]) -> String {
 }
 
 /// What the strongest colour of a map stands for, below a bar of the colours.
-fn bar(weights: &[f32]) -> Markup {
+pub(super) fn bar(weights: &[f32]) -> Markup {
     let signed = weights.iter().any(|&weight| weight < 0.0);
     html! {
         span class="colours" {
@@ -246,7 +246,7 @@ fn strongest_colour(weights: &[f32]) -> String {
 }
 
 /// A text whose tokens are as dark as their weights; the `asked` one is underlined.
-fn tokens(text: &TextExample, weights: &[f32], asked: Option<usize>) -> Markup {
+pub(super) fn tokens(text: &TextExample, weights: &[f32], asked: Option<usize>) -> Markup {
     let ends = std::iter::once(0).chain(text.spans.iter().map(|&(_, to)| to));
     let parts = text.spans.iter().zip(ends).zip(scaled(weights).into_iter().zip(weights));
     html! {
@@ -280,9 +280,10 @@ fn below(share: f32) -> Option<&'static str> {
 }
 
 /// A column of the scores.
-type Column = (&'static str, fn(&MapScores) -> Option<Spread>);
+pub(super) type Column = (&'static str, fn(&MapScores) -> Option<Spread>);
 
-fn scores(maps: &[MapScores], boxes: bool) -> Markup {
+/// Those that maps have, of boxes too where there are `boxes`.
+pub(super) fn columns(boxes: bool) -> &'static [Column] {
     const COLUMNS: [Column; 6] = [
         ("MoRF-AOC", |m| Some(m.morf_aoc)),
         ("LeRF-AUC", |m| Some(m.lerf_auc)),
@@ -291,7 +292,11 @@ fn scores(maps: &[MapScores], boxes: bool) -> Markup {
         ("Weight in boxes", |m| m.mass),
         ("Places in boxes", |m| m.prevalence),
     ];
-    let columns = if boxes { &COLUMNS[..] } else { &COLUMNS[..2] };
+    if boxes { &COLUMNS } else { &COLUMNS[..2] }
+}
+
+fn scores(maps: &[MapScores], boxes: bool) -> Markup {
+    let columns = columns(boxes);
     let row = |m: &MapScores| html! { th scope="row" { (m.map) } @for (_, pick) in columns { (spread(pick(m))) } };
     page::table(["Map"].into_iter().chain(columns.iter().map(|(heading, _)| *heading)), maps.iter().map(row))
 }

@@ -3,8 +3,9 @@
 use std::path::{Path, PathBuf};
 
 use resolvent_lab::{Error, Result, disk::write_atomically, folder::REPORT};
+use serde_json::json;
 
-use super::{analysis_page, explanation_page, fit_page};
+use super::{analysis_page, explanation_page, fit_page, panel_page};
 use crate::{
     analyze::{Analysis, Fit},
     explain::{Explanation, RESULTS, overlay},
@@ -52,6 +53,32 @@ pub fn write_explanation(folder: &Path, explanation: &Explanation) -> Result<Pat
     let json = serde_json::to_string_pretty(explanation).map_err(|e| Error::damaged(&file, e.to_string()))?;
     write_atomically(&file, format!("{json}\n").as_bytes())?;
     write_page(folder, &explanation_page(explanation))
+}
+
+/// Writes what several models look at: each explanation into a folder of the model's name within `folder`, and there `results.json` with the
+/// scores of all, and the report with their maps side by side. Returns where that is.
+///
+/// # Errors
+/// [`Error::Unfit`] where the models were not shown the same examples, [`Error::Io`].
+pub fn write_panel(folder: &Path, models: &[(String, Explanation)]) -> Result<PathBuf> {
+    let names = |e: &Explanation| e.answers.iter().map(|found| found.name.clone()).collect::<Vec<_>>();
+    if let Some((name, _)) = models.iter().find(|(_, e)| names(e) != names(&models[0].1)) {
+        let problem = format!(
+            "`{}` was shown other examples; name what all are to be shown with --data, --input or --text",
+            models[0].0
+        );
+        return Err(Error::Unfit { name: name.clone(), problem });
+    }
+    for (name, explanation) in models {
+        let own = folder.join(name);
+        std::fs::create_dir_all(&own).map_err(Error::io(&own, "cannot make the folder"))?;
+        write_explanation(&own, explanation)?;
+    }
+    let of = |(name, e): &(String, Explanation)| json!({"name": name, "checkpoint": e.checkpoint, "mechanism": e.mechanism, "layer": e.layer, "map_rule": e.map_rule, "examples": e.examples, "maps": e.maps, "layers": e.layers});
+    let file = folder.join(RESULTS);
+    let json = json!({"models": models.iter().map(of).collect::<Vec<_>>()});
+    write_atomically(&file, format!("{json:#}\n").as_bytes())?;
+    write_page(folder, &panel_page(models))
 }
 
 fn write_page(folder: &Path, page: &str) -> Result<PathBuf> {

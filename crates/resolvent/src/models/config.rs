@@ -289,7 +289,7 @@ impl VitConfig {
         }
     }
 
-    fn attention(&self, layer: usize) -> MultiHeadAttentionConfig {
+    pub(super) fn attention(&self, layer: usize) -> MultiHeadAttentionConfig {
         MultiHeadAttentionConfig::new(self.dim, self.heads, self.mechanism.clone().with_max_tokens(self.tokens()))
             .with_tied(self.tied)
             .with_qkv_bias(self.qkv_bias)
@@ -306,7 +306,7 @@ impl VitConfig {
             .with_strategy(self.strategy)
     }
 
-    fn patch_len(&self) -> usize {
+    pub(super) fn patch_len(&self) -> usize {
         self.channels * self.patch * self.patch
     }
 }

@@ -2,6 +2,7 @@
 
 mod block;
 mod config;
+mod count;
 mod drop_path;
 mod layer_norm;
 mod positions;

@@ -1,12 +1,7 @@
 //! What a pyramid weighs and costs, without building it.
 
-use resolvent_kernels as kernels;
-
 use super::{EmbeddingKind, Positions, PyramidConfig};
-use crate::{
-    Mechanism, Result, Shape,
-    mechanism::{Dense, Score, Series, Structure},
-};
+use crate::{Result, Shape, models::count::attention_multiply_adds};
 
 impl PyramidConfig {
     /// Learned parameters of the model, without those of decays and kernels' widths (one per head and block, where they are
@@ -88,21 +83,4 @@ impl PyramidConfig {
             }
         }
     }
-}
-
-/// Multiply-adds of an operator: of a kernel of distances one per channel of each distance and each value that is weighed, of
-/// others half the operations that their kernels count.
-fn attention_multiply_adds(operator: &Mechanism, shape: &Shape) -> Result<u64> {
-    let tokens = shape.seq_q;
-    let Mechanism { score, structure, series, tied, .. } = operator.values();
-    let of_distances = matches!(score, Score::Gaussian(_) | Score::Laplacian(_)) && matches!(series, Series::OneHop(_));
-    let (pairs, passes) = match structure {
-        Structure::Dense(Dense { window: None, .. }) if of_distances => (tokens * tokens, 2),
-        // Distances of queries, and of keys that are not these; values in and out.
-        Structure::Nystrom(_) if of_distances => {
-            (tokens * operator.landmarks(shape).unwrap_or_default(), if tied { 3 } else { 4 })
-        }
-        _ => return Ok(kernels::plan(operator, shape, false, kernels::Strategy::Auto)?.flops_forward / 2),
-    };
-    Ok((passes * pairs * shape.heads * shape.head_dim) as u64)
 }

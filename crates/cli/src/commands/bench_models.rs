@@ -1,0 +1,94 @@
+//! `resolvent bench --model`: whole models of pictures.
+
+use std::{sync::Arc, time::Duration};
+
+use resolvent_lab::{
+    Recipe,
+    bench::{self, ModelBenchOptions},
+    candidate::Candidate,
+    energy::EnergyMeter,
+    environment::Load,
+    folder::{Claim, Contents, REPORT},
+    recipe::ModelRecipe,
+    report::write_model_bench,
+};
+
+use super::{bench::Bench, compare::command_line, recipe::candidates};
+use crate::{Error, args::Global, calibrate, destination::folder, error::Result, interrupt::Deferred, memory, output};
+
+/// What a pass may take where nothing is said, in seconds.
+const MAX_SECONDS: f64 = 60.0;
+/// Sides of pictures where nothing is said.
+const PIXELS: [usize; 3] = [224, 512, 1024];
+
+/// Runs the command.
+pub fn run(args: &Bench, model: &str, global: &Global) -> Result<()> {
+    let load = Load::current();
+    calibrate()?;
+    let (file, page) = (args.out.join(bench::MODEL_RESULTS), args.out.join(REPORT));
+    if page.exists() && !file.exists() {
+        return Err(Error::file(&page, "is the report of another command; name another folder with --out"));
+    }
+    folder(&args.out)?;
+    let _claim = Claim::take(&args.out, &[bench::MODEL_RESULTS, REPORT], Contents::Bench)?;
+    let deferred = Deferred::begin();
+    let options = ModelBenchOptions { load, ..options(args, model, global, &deferred)? };
+    let report = bench::run_models(&options)?;
+    if report.interrupted && report.points.is_empty() {
+        return Err(Error::Interrupted("nothing was measured; run the command again".into()));
+    }
+    (options.keep)(&report)?;
+    let json = serde_json::to_value(&report).map_err(|e| Error::file(&file, e.to_string()))?;
+    output::result(global, &json, &format!("{}\n{}\nreport: {}", report.table(), report.headline(), page.display()))?;
+    if report.interrupted {
+        return Err(Error::Interrupted(format!("{} has the sizes that were measured before", file.display())));
+    }
+    match report.points.iter().find_map(|point| point.skipped.as_ref()) {
+        Some(why) if report.points.iter().all(|point| point.skipped.is_some()) => {
+            Err(Error::file(&file, format!("nothing was measured: {why}")))
+        }
+        _ => Ok(()),
+    }
+}
+
+fn options(args: &Bench, model: &str, global: &Global, deferred: &Deferred) -> Result<ModelBenchOptions> {
+    let recipe = Recipe::named(model)?.with(&args.set)?;
+    let pixels = if args.pixels.is_empty() { PIXELS.to_vec() } else { args.pixels.clone() };
+    // Landmarks are windows of the grid; that of the smallest pictures decides how many.
+    let grid = match (&recipe.model, pixels.iter().min()) {
+        (ModelRecipe::Vit(vit), Some(&side)) => Some([side / vit.patch.max(1); 2]),
+        _ => None,
+    };
+    let mut mechanisms = match args.mechanisms.is_empty() {
+        true => vec![Candidate::from(recipe.mechanism.clone())],
+        false => candidates(&args.mechanisms, Some(&recipe.mechanism), grid)?,
+    };
+    if let Some(seed) = global.seed {
+        mechanisms.iter_mut().for_each(|candidate| candidate.mechanism = candidate.mechanism.clone().with_seed(seed));
+    }
+    let folder = args.out.clone();
+    let quiet = global.quiet;
+    Ok(ModelBenchOptions {
+        recipe: Recipe { seed: global.seed.unwrap_or(recipe.seed), ..recipe },
+        mechanisms,
+        pixels,
+        batch: args.batch,
+        rounds: args.rounds,
+        turn: Duration::from_millis(args.turn.into()),
+        max_seconds: args.max_seconds.unwrap_or(MAX_SECONDS),
+        meter: args.joules.then(EnergyMeter::find).transpose()?,
+        load: None,
+        stop: deferred.stop(),
+        progress: Arc::new(move |line| {
+            if !quiet {
+                eprintln!("{line}");
+            }
+        }),
+        keep: Arc::new(move |report| {
+            report.save(&folder)?;
+            write_model_bench(&folder, report)
+        }),
+        memory: Some(Arc::new(memory::Probe)),
+        commands: vec![command_line()],
+    })
+}
