@@ -125,6 +125,14 @@ impl MemoryProbe for Probe {
     fn peak(&self) -> u64 {
         PEAK.load(Relaxed).max(0).cast_unsigned() as u64
     }
+
+    fn give_back(&self) {
+        #[cfg(feature = "mimalloc")]
+        // SAFETY: the callee may be called at any time; it frees what no one holds.
+        unsafe {
+            libmimalloc_sys::mi_collect(true);
+        }
+    }
 }
 
 #[cfg(test)]

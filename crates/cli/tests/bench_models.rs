@@ -7,7 +7,7 @@ use support::{Outcome, Sandbox};
 
 /// On two turns of the recipe `shapes`, into `out` of the sandbox.
 fn bench(sandbox: &Sandbox, more: &[&str]) -> Outcome {
-    let args = ["bench", "--model", "shapes", "--rounds", "2", "--turn", "0", "--out", "out"];
+    let args = ["bench", "--model", "shapes", "--rounds", "2", "--turn", "5", "--out", "out"];
     sandbox.run(&[&args[..], more].concat())
 }
 
@@ -45,32 +45,43 @@ fn a_field_of_the_recipe_is_set_and_the_rest_is_told() {
     let read =
         || -> Value { serde_json::from_slice(&std::fs::read(sandbox.path("out/models.json")).unwrap()).unwrap() };
     let shallow = read();
-    let [point] = &shallow["points"].as_array().unwrap()[..] else { panic!("one point: {shallow}") };
+    let points = shallow["points"].as_array().unwrap();
+    let [point] = &points[..] else { panic!("one point: {shallow}") };
     assert!(point["training"].is_null() && point["left_out"].is_string() && point["inference"].is_object());
+    // What measures nothing leaves it as it is.
+    bench(&sandbox, &["--pixels", "30"]).failure(1);
+    assert_eq!((read(), read()["recipe"]["model"]["depth"].as_u64()), (shallow.clone(), Some(2)));
     bench(&sandbox, &["--pixels", "32"]).success();
     assert!(read()["points"][0]["parameters"].as_u64() > point["parameters"].as_u64());
 }
 
 #[test]
 fn refuses_what_it_cannot_measure() {
-    let cases: [(&[&str], i32, &str); 7] = [
+    let cases: [(&[&str], i32, &str); 11] = [
         (&["--pixels", "0"], 1, "`pixels` is empty or has a 0"),
-        (&["--pixels", "30"], 1, "which patches of 4 do not divide"),
+        (&["--pixels", "30"], 1, "nothing was measured: data set `generated`: its pictures are 30 x 30"),
+        (&["--pixels", "32", "--batch", "6148914691236517206"], 1, "its pictures take"),
+        (&["--set", "schedule.batch_size=8"], 1, "`schedule.batch_size` is not read by a benchmark; give --batch"),
+        (&["--set", "mechanism.mechanism=infsa"], 1, "give --mechanisms"),
+        (&["--peer-timeout", "5"], 2, "cannot be used with"),
         (&["--batch", "0"], 1, "`batch` is 0"),
         (&["--max-seconds", "nan"], 1, "`max-seconds` is NaN"),
         (&["--mechanisms", "fna,fna"], 1, "`fna` twice"),
-        (&["--set", "model.kind=text"], 1, "vision transformers and pyramids are measured"),
+        (&["--set", "model.kind=text"], 1, "neither a vision transformer nor a pyramid"),
         (&["--tokens", "5"], 2, "cannot be used with"),
     ];
     for (args, code, named) in cases {
         let sandbox = Sandbox::new();
-        let line = bench(&sandbox, args).failure(code);
+        let outcome = bench(&sandbox, args);
+        let line = outcome.failure(code);
         assert!(line.contains(named), "{args:?}: {line}");
+        assert!(!sandbox.path("out").exists(), "{args:?} leaves a folder");
     }
     let sandbox = Sandbox::new();
     assert!(sandbox.run(&["bench", "--pixels", "32", "--out", "out"]).failure(2).contains("--model"));
     sandbox.write("report.html", "of operators");
-    let line = sandbox.run(&["bench", "--model", "shapes", "--out", "."]).failure(1);
+    let outcome = sandbox.run(&["bench", "--model", "shapes", "--out", "."]);
+    let line = outcome.failure(1);
     assert!(line.contains("is the report of another command"), "{line}");
 }
 
@@ -78,7 +89,7 @@ fn refuses_what_it_cannot_measure() {
 #[test]
 fn joules_are_told_or_refused() {
     let sandbox = Sandbox::new();
-    let outcome = bench(&sandbox, &["--pixels", "32", "--turn", "50", "--joules", "--json"]);
+    let outcome = bench(&sandbox, &["--pixels", "32", "--joules", "--json"]);
     if outcome.code == Some(0) {
         let json: Value = serde_json::from_str(&outcome.stdout).unwrap();
         assert!(json["points"][0]["inference"]["joules"].as_f64().unwrap() >= 0.0, "{json}");

@@ -112,17 +112,18 @@ fn every_mechanism_has_maps() {
     }
 }
 
-/// The paper averages the heads' rows as they are; by default each head counts alike.
 /// Two models beside each other: their own folders are as if each were explained alone, and the page has the maps of both.
 #[test]
 fn several_models_stand_side_by_side() {
     let sandbox = trained("softmax");
     sandbox.run(&tiny::train("other", &["--attention", "infsa", "--epochs", "1", "--quiet"])).success();
-    let both = ["explain", "--checkpoint", "run", "--checkpoint", "other", "--examples", "4", "--show", "2", "--out", "both"];
+    let both =
+        ["explain", "--checkpoint", "run", "--checkpoint", "other", "--examples", "4", "--show", "2", "--out", "both"];
     let outcome = sandbox.run(&both).success();
     assert!(outcome.stdout.contains("run\n") && outcome.stdout.contains("other\n"), "{}", outcome.stdout);
     let read = |path: &str| -> Value { serde_json::from_slice(&std::fs::read(sandbox.path(path)).unwrap()).unwrap() };
-    let (json, alone) = (read("both/results.json"), sandbox.run(&explain(&["--examples", "4", "--show", "2"])).success().json());
+    let (json, alone) =
+        (read("both/results.json"), sandbox.run(&explain(&["--examples", "4", "--show", "2"])).success().json());
     let models = json["models"].as_array().unwrap();
     assert_eq!(models.iter().map(|model| &model["name"]).collect::<Vec<_>>(), ["run", "other"]);
     assert_eq!((&models[0]["maps"], &read("both/run/results.json")["maps"]), (&alone["maps"], &alone["maps"]));
@@ -139,6 +140,34 @@ fn several_models_stand_side_by_side() {
     assert!(!sandbox.path("twice").exists());
 }
 
+/// What several models cannot be asked together is refused before anything is computed, and what lies in the way stays.
+#[test]
+fn several_models_are_shown_the_same_and_overwrite_nothing() {
+    let sandbox = trained("softmax");
+    let elsewhere = tiny::DATA.replace("seed=1", "seed=2");
+    sandbox.run(&tiny::train("other", &["--epochs", "1", "--quiet"])).success();
+    let drawn = ["train", "--config", "tiny.toml", "--data", &elsewhere, "--out", "drawn", "--epochs", "1", "--quiet"];
+    sandbox.run(&drawn).success();
+    let both = |other: &str, more: &[&str]| {
+        sandbox.run(&[&["explain", "--checkpoint", "run", "--checkpoint", other, "--examples", "2"], more].concat())
+    };
+    let unlike = both("drawn", &["--out", "out"]);
+    assert!(unlike.failure(1).contains("say what all are to be shown with --data"), "{}", unlike.stderr);
+    assert!(both("other", &["--layer", "blocks.7", "--out", "out"]).failure(1).contains("names `blocks.7`"));
+    assert!(!sandbox.path("out").exists());
+    both("drawn", &["--data", tiny::DATA, "--out", "out"]).success();
+    // A folder of results may be explained into again; that of a run, or of somebody else, not.
+    sandbox.run(&["explain", "--checkpoint", "run", "--examples", "2", "--out", "out/run"]).success();
+    let report = std::fs::read(sandbox.path("run/report.html")).unwrap();
+    both("other", &["--out", "."]).failure(1);
+    assert_eq!(std::fs::read(sandbox.path("run/report.html")).unwrap(), report);
+    let theirs = sandbox.write("theirs/other/results.json", "theirs");
+    assert!(both("other", &["--out", "theirs"]).failure(1).contains("not of a run of this program"));
+    assert_eq!(std::fs::read_to_string(theirs).unwrap(), "theirs");
+    assert!(!sandbox.path("theirs/run").exists());
+}
+
+/// The paper averages the heads' rows as they are; by default each head counts alike.
 #[test]
 fn heads_make_one_map_by_the_rule_asked_for() {
     let sandbox = trained("infsa");

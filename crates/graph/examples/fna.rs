@@ -172,7 +172,7 @@ fn steps(seed: u64) -> Result<()> {
     const MEDIAN: f64 = 2.0;
     const N: usize = SIDE * SIDE;
     let noise = normal(2 * N, 5, seed);
-    let place = |at: usize| if at % 2 == 0 { at / 2 % SIDE } else { at / 2 / SIDE };
+    let place = |at: usize| [at / 2 % SIDE, at / 2 / SIDE][at % 2];
     let x: Vec<f64> = (0..2 * N).map(|at| place(at) as f64 + 0.2 * noise[at]).collect();
     let far = |i: usize, j: usize| (x[2 * i] - x[2 * j]).hypot(x[2 * i + 1] - x[2 * j + 1]);
     // The share of all steps, those that stay left out, that are longer than `least`.

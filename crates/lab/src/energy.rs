@@ -42,13 +42,18 @@ impl EnergyMeter {
         let entries = fs::read_dir(folder).map(|entries| entries.flatten().map(|entry| entry.path()).collect());
         let mut zones: Vec<PathBuf> = entries.unwrap_or_default();
         zones.sort();
-        let package =
-            |zone: &PathBuf| fs::read_to_string(zone.join("name")).is_ok_and(|name| name.starts_with("package"));
-        let counter = |zone: PathBuf| Package {
-            file: zone.join("energy_uj"),
-            range: number(&zone.join("max_energy_range_uj")).unwrap_or(u64::MAX),
+        // Zones within a package, and those by which the same package is told of once more (`intel-rapl-mmio`), are left out.
+        let whole = |zone: &PathBuf| {
+            let name = zone.file_name().unwrap_or_default().to_string_lossy().into_owned();
+            let numbered = name.strip_prefix("intel-rapl:").is_some_and(|number| number.parse::<usize>().is_ok());
+            numbered && fs::read_to_string(zone.join("name")).is_ok_and(|name| name.starts_with("package"))
         };
-        let packages: Vec<Package> = zones.into_iter().filter(package).map(counter).collect();
+        let counter = |zone: PathBuf| {
+            let (file, most) = (zone.join("energy_uj"), zone.join("max_energy_range_uj"));
+            let range = number(&most).map_err(|why| refused(&format!("{}: {why}", most.display())))?;
+            Ok(Package { file, range })
+        };
+        let packages = zones.into_iter().filter(whole).map(counter).collect::<Result<Vec<_>>>()?;
         let meter = Self { packages };
         if meter.packages.is_empty() {
             return Err(refused(&format!("no package of the processor has a counter in {}", folder.display())));
@@ -114,11 +119,13 @@ mod tests {
         zone("intel-rapl:0", "package-0", 1_000_000);
         zone("intel-rapl:0:0", "core", 500_000);
         zone("intel-rapl:1", "package-1", 9_500_000);
+        zone("intel-rapl-mmio:0", "package-0", 1_000_000);
         let meter = EnergyMeter::within(folder.path()).unwrap();
         let before = meter.read().unwrap();
         zone("intel-rapl:0", "package-0", 3_500_000);
         zone("intel-rapl:0:0", "core", 9_500_000);
         zone("intel-rapl:1", "package-1", 250_000);
+        zone("intel-rapl-mmio:0", "package-0", 3_500_000);
         assert_eq!(meter.since(&before).unwrap(), 2.5 + 0.75);
         fs::write(folder.path().join("intel-rapl:1/energy_uj"), "?").unwrap();
         assert!(meter.since(&before).unwrap_err().to_string().contains("`?` is no number"));

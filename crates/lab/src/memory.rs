@@ -12,6 +12,8 @@ pub trait MemoryProbe: Send + Sync {
     fn reset_peak(&self);
     /// Most bytes held since the last reset.
     fn peak(&self) -> u64;
+    /// Gives memory that was freed back to the system, whose count of free memory has it then. Default: nothing is kept.
+    fn give_back(&self) {}
 }
 
 /// Peak bytes of `work` above what was held when `before` was read.

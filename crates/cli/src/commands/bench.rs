@@ -54,7 +54,7 @@ pub struct Bench {
     /// With --model: sides of the square pictures [default: 224,512,1024]
     #[arg(long, value_name = "N,N", value_delimiter = ',', requires = "model")]
     pub(super) pixels: Vec<usize>,
-    /// With --model: set a field of its recipe, by its dotted name, such as model.depth=12; may be repeated
+    /// With --model: set a field of its recipe, by its dotted name, such as model.depth=12 or precision=bf16; may be repeated
     #[arg(long, value_name = "KEY=VALUE", requires = "model")]
     pub(super) set: Vec<Setting>,
     /// With --model: joules of a picture too, where the machine tells (RAPL, the processor's own counters; elsewhere an error)
@@ -118,7 +118,7 @@ pub struct Bench {
 }
 
 /// The options that a comparison of results makes no use of.
-const MEASURING: [&str; 20] = [
+const MEASURING: [&str; 21] = [
     "mechanisms",
     "model",
     "pixels",
@@ -138,12 +138,24 @@ const MEASURING: [&str; 20] = [
     "no_rivals",
     "peers",
     "compiled",
+    "peer_timeout",
     "out",
 ];
 
 /// The options that say what calls of operators are like.
-const OF_OPERATORS: [&str; 10] =
-    ["tokens", "heads", "head_dim", "kv_heads", "layout", "sequences", "precision", "no_rivals", "peers", "compiled"];
+const OF_OPERATORS: [&str; 11] = [
+    "tokens",
+    "heads",
+    "head_dim",
+    "kv_heads",
+    "layout",
+    "sequences",
+    "precision",
+    "no_rivals",
+    "peers",
+    "compiled",
+    "peer_timeout",
+];
 
 const EXAMPLES: &str = "\
 Examples:

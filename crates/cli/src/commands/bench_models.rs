@@ -37,22 +37,43 @@ pub fn run(args: &Bench, model: &str, global: &Global) -> Result<()> {
     if report.interrupted && report.points.is_empty() {
         return Err(Error::Interrupted("nothing was measured; run the command again".into()));
     }
-    (options.keep)(&report)?;
+    if report.has_measured() {
+        (options.keep)(&report)?;
+    } else if let Some(why) = report.points.iter().find_map(|point| point.skipped.as_ref()) {
+        return Err(Error::file(&file, format!("nothing was measured: {why}")));
+    }
     let json = serde_json::to_value(&report).map_err(|e| Error::file(&file, e.to_string()))?;
     output::result(global, &json, &format!("{}\n{}\nreport: {}", report.table(), report.headline(), page.display()))?;
     if report.interrupted {
         return Err(Error::Interrupted(format!("{} has the sizes that were measured before", file.display())));
     }
-    match report.points.iter().find_map(|point| point.skipped.as_ref()) {
-        Some(why) if report.points.iter().all(|point| point.skipped.is_some()) => {
-            Err(Error::file(&file, format!("nothing was measured: {why}")))
+    Ok(())
+}
+
+/// Fields of a recipe that the benchmark chooses itself, and the option that says them where there is one.
+const CHOSEN: [(&str, &str); 6] = [
+    ("schedule.batch_size", "; give --batch"),
+    ("schedule.accumulate", ""),
+    ("augment", ""),
+    ("regularisation.hold_out", ""),
+    ("data", "; pictures are generated"),
+    ("mechanism", "; give --mechanisms"),
+];
+
+/// The recipe of the model, with the fields that are set.
+fn recipe(args: &Bench, model: &str) -> Result<Recipe> {
+    for setting in &args.set {
+        let within = |field: &str| setting.key() == field || setting.key().starts_with(&format!("{field}."));
+        if let Some((field, instead)) = CHOSEN.iter().find(|(field, _)| within(field)) {
+            let problem = format!("is not read by a benchmark{instead}");
+            return Err(resolvent_lab::Error::Recipe { file: "--set".into(), field: (*field).into(), problem }.into());
         }
-        _ => Ok(()),
     }
+    Ok(Recipe::named(model)?.with(&args.set)?)
 }
 
 fn options(args: &Bench, model: &str, global: &Global, deferred: &Deferred) -> Result<ModelBenchOptions> {
-    let recipe = Recipe::named(model)?.with(&args.set)?;
+    let recipe = recipe(args, model)?;
     let pixels = if args.pixels.is_empty() { PIXELS.to_vec() } else { args.pixels.clone() };
     // Landmarks are windows of the grid; that of the smallest pictures decides how many.
     let grid = match (&recipe.model, pixels.iter().min()) {

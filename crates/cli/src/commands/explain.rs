@@ -15,6 +15,7 @@ use resolvent_lab::{
 use resolvent_probe::{
     explain::{self, ExplainOptions, Explanation, MapRule, Query},
     report::{OVERLAYS, write_explanation, write_panel},
+    subject::{Example, Material, Subject},
 };
 
 use super::{compare::command_line, devices::DeviceArg, material::Given};
@@ -101,32 +102,66 @@ Examples:
 pub fn run(args: &Explain, global: &Global) -> Result<()> {
     let device = args.device.choose(global)?;
     let names = names(&args.checkpoint)?;
-    let all = args.checkpoint.iter().map(|checkpoint| options(args, checkpoint, &device, global));
-    let mut all = all.collect::<Result<Vec<_>>>()?;
+    let several = names.len() > 1;
+    let mut all: Vec<(ExplainOptions, Subject, Vec<Example>)> = Vec::new();
     // A signal ends the reading at once; from here on files are written.
-    let loaded = all.iter().map(explain::load).collect::<resolvent_lab::Result<Vec<_>>>()?;
+    for checkpoint in &args.checkpoint {
+        let mut options = options(args, checkpoint, &device, global)?;
+        let (subject, examples) = explain::load(&options)?;
+        if let Some((first, _, shown)) = all.first() {
+            same(first, shown, &options, &examples, checkpoint)?;
+        }
+        explain::check(&options, &subject, &examples)?;
+        // The examples were taken from it: a large data set is not held for every model.
+        options.material = Material::Texts(Vec::new());
+        all.push((options, subject, examples));
+    }
     folder(&args.out)?;
-    let _claim = Claim::take(&args.out, &[explain::RESULTS, REPORT, OVERLAYS], Contents::Explanation)?;
+    let files = [explain::RESULTS, REPORT, OVERLAYS];
+    let _claim = Claim::take(&args.out, &files, Contents::Explanation)?;
+    let own = names.iter().filter(|_| several).map(|name| args.out.join(name));
+    let _own =
+        own.map(|own| Claim::take(&own, &files, Contents::Explanation)).collect::<resolvent_lab::Result<Vec<_>>>()?;
     let deferred = Deferred::begin();
     let mut found = Vec::new();
-    for ((options, (subject, examples)), name) in all.iter_mut().zip(&loaded).zip(names) {
+    for ((mut options, subject, examples), name) in all.into_iter().zip(names) {
         options.stop = deferred.stop();
-        let Some(explanation) = explain::run(options, subject, examples)? else {
+        let Some(explanation) = explain::run(&options, &subject, &examples)? else {
             return Err(Error::Interrupted("nothing was written; run the command again".into()));
         };
         found.push((name, explanation));
     }
     let page = match &found[..] {
         [(_, only)] => write_explanation(&args.out, only)?,
-        several => write_panel(&args.out, several)?,
+        all => write_panel(&args.out, all)?,
     };
     if global.json {
         return output::file(&args.out.join(explain::RESULTS));
     }
-    let several = found.len() > 1;
     let table =
         |(name, e): &(String, Explanation)| if several { format!("{name}\n{}\n", e.table()) } else { e.table() };
     output::print(&format!("{}report: {}", found.iter().map(table).collect::<String>(), page.display()))
+}
+
+/// Checks that another model is shown what the first one is.
+fn same(
+    first: &ExplainOptions,
+    shown: &[Example],
+    other: &ExplainOptions,
+    examples: &[Example],
+    path: &Path,
+) -> Result<()> {
+    let names = |examples: &[Example]| examples.iter().map(|example| example.name().to_owned()).collect::<Vec<_>>();
+    if first.data == other.data && names(shown) == names(examples) {
+        return Ok(());
+    }
+    let (name, data, own) = (first.checkpoint.display(), &first.data, &other.data);
+    let problem = format!(
+        "would be shown {} examples of {own}, {name} {} of {data}; say what all are to be shown with --data, --input or --text, and how many with --examples",
+        examples.len(),
+        shown.len()
+    );
+    Err(Error::file(path, problem))
 }
 
 fn options(args: &Explain, checkpoint: &Path, device: &Device, global: &Global) -> Result<ExplainOptions> {
@@ -155,18 +190,24 @@ fn options(args: &Explain, checkpoint: &Path, device: &Device, global: &Global) 
     Ok(options)
 }
 
-/// What the models are called: their folders, of which no two have one name.
+/// What the models are called: their folders, of which no two have one name, and none that of a result.
 fn names(checkpoints: &[PathBuf]) -> Result<Vec<String>> {
     let mut names: Vec<String> = Vec::new();
     for path in checkpoints {
-        let name = path.file_name().unwrap_or(path.as_os_str()).to_string_lossy().into_owned();
-        if names.contains(&name) {
-            return Err(Error::file(
-                path,
-                format!(
-                    "is the second folder called `{name}`, and the results of each go to a folder of its name; rename one"
-                ),
-            ));
+        // Of `.` and `runs/a/..` too; a folder that is not there is told of where it is read.
+        let whole = path.canonicalize().unwrap_or_else(|_| path.clone());
+        let name = whole.file_name().unwrap_or_default().to_string_lossy().into_owned();
+        let problem = match &name[..] {
+            _ if checkpoints.len() == 1 => None,
+            "" => Some("has no name, by which the results of several models are told apart".to_owned()),
+            explain::RESULTS | REPORT | OVERLAYS => Some("has the name of a result; rename it".into()),
+            _ if names.contains(&name) => Some(format!(
+                "is the second folder called `{name}`, and the results of each go to a folder of its name; rename one"
+            )),
+            _ => None,
+        };
+        if let Some(problem) = problem {
+            return Err(Error::file(path, problem));
         }
         names.push(name);
     }

@@ -43,7 +43,7 @@ pub use ceilings::Ceilings;
 pub use changes::{Change, changes, differences};
 pub use check::Check;
 pub use model_results::{Cost, MODEL_RESULTS, ModelPoint, ModelReport};
-pub use models::{ModelBenchOptions, run_models};
+pub use models::{KeepModels, ModelBenchOptions, run_models};
 pub use named::{Carried, Instructions, Pass, TensorType};
 pub use options::{BenchOptions, Keep};
 pub use ratios::Crossover;

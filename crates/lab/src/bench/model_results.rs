@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{milliseconds, three_digits};
 use crate::{
-    Error, Result,
+    Error, Recipe, Result,
     columns::{
         Align::{Left, Right},
         Columns,
@@ -24,8 +24,8 @@ pub const MODEL_RESULTS: &str = "models.json";
 /// What a benchmark of whole models found.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct ModelReport {
-    /// The recipe of the model.
-    pub model: String,
+    /// The recipe: the model, its precision and how it is trained. What the benchmark chooses itself is as it was given.
+    pub recipe: Recipe,
     /// Pictures of a batch.
     pub batch: usize,
     /// Turns of every point.
@@ -74,8 +74,7 @@ pub struct Cost {
     pub pictures_per_second: f64,
     /// Most bytes held, where the program counts them.
     pub peak_bytes: Option<u64>,
-    /// Joules of a picture, of all that the processor did meanwhile, the median turn; absent where it was not asked for, and of a pass
-    /// that was made once.
+    /// Joules of a picture, of all that the processor did meanwhile, the median turn; absent where it was not asked for.
     pub joules: Option<f64>,
 }
 
@@ -131,6 +130,11 @@ impl ModelReport {
         names
     }
 
+    /// Whether anything was measured.
+    pub fn has_measured(&self) -> bool {
+        self.points.iter().any(|point| point.inference.is_some())
+    }
+
     /// Whether energy was measured.
     pub fn has_joules(&self) -> bool {
         self.points.iter().any(|point| point.inference.is_some_and(|cost| cost.joules.is_some()))
@@ -141,8 +145,8 @@ impl ModelReport {
         let joules = self.has_joules();
         let pass = |names: [&'static str; 3]| names.into_iter().take(if joules { 3 } else { 2 });
         let first = ["mechanism", "pixels", "parameters, M", "multiply-adds, G"];
-        let inference = pass(["inference, ms", "MB", "J"]);
-        first.into_iter().chain(inference).chain(pass(["training, ms", "MB", "J"])).collect()
+        let inference = pass(["inference, ms", "memory", "J"]);
+        first.into_iter().chain(inference).chain(pass(["training, ms", "memory", "J"])).collect()
     }
 
     /// A row per point that was measured, beginning with its name.
@@ -185,13 +189,13 @@ impl ModelReport {
     pub fn headline(&self) -> String {
         let measured = || self.points.iter().filter_map(|point| Some((point, point.inference?.seconds)));
         let Some(pixels) = measured().map(|(point, _)| point.pixels).max() else {
-            return format!("{}: nothing was measured.", self.model);
+            return format!("{}: nothing was measured.", self.recipe.name);
         };
         let at = || measured().filter(|(point, _)| point.pixels == pixels);
         let Some((first, seconds)) = at().min_by(|a, b| a.1.total_cmp(&b.1)) else { return String::new() };
         let alone = format!(
             "{} at {pixels} x {pixels} pixels: {} answers first, {} ms for {} picture{}",
-            self.model,
+            self.recipe.name,
             first.name,
             milliseconds(seconds),
             self.batch,
@@ -227,7 +231,7 @@ mod tests {
         let points = vec![point("softmax", 224, 0.1), point("infsa", 224, 0.05), point("softmax", 512, 0.5), left];
         let environment = Environment::current();
         let report = ModelReport {
-            model: "vit".into(),
+            recipe: Recipe { name: "vit".into(), ..Recipe::default() },
             batch: 2,
             rounds: 3,
             interrupted: false,

@@ -29,13 +29,19 @@ use crate::{
 const CLASSES: usize = 1000;
 /// How much longer a training step takes than a forward pass, before one was made.
 const TRAINING: f64 = 4.0;
-/// Bytes of a weight while it is learnt: itself, its gradient and two moments.
-const LEARNT: u64 = 16;
+/// Bytes of a weight, and of its gradient and two moments beside it.
+const WEIGHT: u64 = 4;
+const LEARNT: u64 = 12;
+/// Bytes that a training step keeps for every channel of a token that a block passes on: some sixteen numbers.
+const KEPT: u64 = 64;
+
+/// What [`ModelBenchOptions::keep`] does with a report, such as [`ModelReport::save`].
+pub type KeepModels = dyn Fn(&ModelReport) -> Result<()> + Send + Sync;
 
 /// What to measure, and how.
 #[derive(Clone)]
 pub struct ModelBenchOptions {
-    /// The model, and how it is trained; a vision transformer or a pyramid. Its data, augmentation and mechanism do not count.
+    /// The model, and how it is trained; a vision transformer or a pyramid. Its data, augmentation, batch size and mechanism do not count.
     pub recipe: Recipe,
     /// The mechanisms in it, each name once.
     pub mechanisms: Vec<Candidate>,
@@ -47,7 +53,7 @@ pub struct ModelBenchOptions {
     pub rounds: usize,
     /// How long a turn lasts at least: what takes less is run several times.
     pub turn: Duration,
-    /// What would take longer, in seconds, is left out and says so; what did, at its first time, is not repeated.
+    /// What would take longer, in seconds, is left out and says so; what did at its first time is not repeated, and counts.
     pub max_seconds: f64,
     /// What measures energy, where it is asked for.
     pub meter: Option<EnergyMeter>,
@@ -58,7 +64,7 @@ pub struct ModelBenchOptions {
     /// Who is told of the progress.
     pub progress: Arc<dyn Fn(&str) + Send + Sync>,
     /// Who keeps what there is after every size, marked as interrupted.
-    pub keep: Arc<dyn Fn(&ModelReport) -> Result<()> + Send + Sync>,
+    pub keep: Arc<KeepModels>,
     /// Counter of memory, if the program has one.
     pub memory: Option<Arc<dyn MemoryProbe>>,
     /// Commands that repeat the benchmark, for the report.
@@ -73,7 +79,7 @@ pub struct ModelBenchOptions {
 pub fn run_models(options: &ModelBenchOptions) -> Result<ModelReport> {
     validate(options)?;
     let mut report = ModelReport {
-        model: options.recipe.name.clone(),
+        recipe: options.recipe.clone(),
         batch: options.batch,
         rounds: options.rounds,
         interrupted: true,
@@ -92,7 +98,9 @@ pub fn run_models(options: &ModelBenchOptions) -> Result<ModelReport> {
         let Some(points) = size(options, pixels, &report)? else { return Ok(report) };
         points.iter().for_each(|point| (options.progress)(&point.to_string()));
         report.points.extend(points);
-        if let Err(why) = (options.keep)(&report) {
+        // What measured nothing does not replace what an earlier benchmark found.
+        let kept = if report.has_measured() { (options.keep)(&report) } else { Ok(()) };
+        if let Err(why) = kept {
             (options.progress)(&format!("not kept so far: {why}"));
         }
     }
@@ -109,7 +117,7 @@ fn validate(options: &ModelBenchOptions) -> Result<()> {
         return fail(
             "model",
             format!(
-                "`{}`, a model of something else than pictures; vision transformers and pyramids are measured",
+                "`{}`, whose model is neither a vision transformer nor a pyramid; these are measured",
                 options.recipe.name
             ),
         );
@@ -135,26 +143,28 @@ fn validate(options: &ModelBenchOptions) -> Result<()> {
 
 /// Every mechanism at one size; `None` when stopped before all were measured.
 fn size(options: &ModelBenchOptions, pixels: usize, report: &ModelReport) -> Result<Option<Vec<ModelPoint>>> {
-    let bytes = (pixels as u64).saturating_pow(2).saturating_mul(3 * options.batch as u64);
+    if let Some(probe) = &options.memory {
+        probe.give_back();
+    }
     let mut points: Vec<ModelPoint> =
         options.mechanisms.iter().map(|of| ModelPoint::new(&of.name, &of.mechanism, pixels)).collect();
     // A picture is there as bytes and as f32, and as a gradient.
-    if let Some(why) = beyond_memory("its pictures take", bytes.saturating_mul(10)) {
+    let values = (pixels as u64).saturating_pow(2).saturating_mul(3).saturating_mul(options.batch as u64);
+    if let Some(why) = beyond_memory("its pictures take", values.saturating_mul(9)) {
         points.iter_mut().for_each(|point| point.skipped = Some(why.clone()));
         return Ok(Some(points));
     }
     let data = generated(pixels, options.batch)?;
     let prepared: Vec<_> = points.iter_mut().map(|point| prepare(options, &data, report, point)).collect();
     let mut running = Vec::new();
-    for ((recipe, task), point) in
-        prepared.iter().zip(&mut points).filter_map(|(ready, point)| Some((ready.as_ref()?, point)))
-    {
+    for (ready, point) in prepared.iter().zip(&mut points) {
         if options.stop.load(Ordering::Relaxed) {
             return Ok(None);
         }
-        match Running::begin(options, recipe, task) {
+        let Some(ready) = ready else { continue };
+        match Running::begin(options, ready, point.parameters) {
             Ok(begun) => running.push((begun, point)),
-            Err(why) => point.skipped = Some(why.to_string()),
+            Err(why) => point.skipped = Some(why),
         }
     }
     for _ in 0..options.rounds {
@@ -165,43 +175,53 @@ fn size(options: &ModelBenchOptions, pixels: usize, report: &ModelReport) -> Res
             model.turn(options)?;
         }
     }
-    for (model, point) in running {
-        model.finish(options.batch, point);
+    if options.stop.load(Ordering::Relaxed) {
+        return Ok(None);
     }
+    running.into_iter().for_each(|(model, point)| model.finish(options.batch, point));
     Ok(Some(points))
 }
 
-/// The recipe and the task of a point; none, and why, where it is left out.
+/// What a point is measured by.
+struct Ready {
+    recipe: Recipe,
+    task: Pictures,
+    /// Bytes that a training step of the batch keeps beside weights, gradients and moments, about.
+    kept: u64,
+}
+
+/// What a point is measured by; none, and why, where it is left out.
 fn prepare(
     options: &ModelBenchOptions,
     data: &PictureDataset,
     report: &ModelReport,
     point: &mut ModelPoint,
-) -> Option<(Recipe, Pictures)> {
+) -> Option<Ready> {
     let mut ready = || {
         let recipe = data.settled(&recipe(options, &point.mechanism));
         let task = data.task(&recipe)?;
-        [point.parameters, point.multiply_adds] = model_size(&task, &recipe)?;
-        Ok::<_, Error>((recipe, task))
+        let size = model_size(&task, &recipe)?;
+        [point.parameters, point.multiply_adds] = [size.parameters, size.multiply_adds];
+        let kept = size.passed_on.saturating_mul(KEPT).saturating_mul(options.batch as u64);
+        Ok::<_, Error>(Ready { recipe, task, kept })
     };
-    let found = match ready() {
-        Ok(found) => found,
-        Err(why) => {
-            point.skipped = Some(why.to_string());
-            return None;
-        }
-    };
-    // Work grows with the square of the tokens at most, memory with their number.
+    let found = ready();
     let before = report.points.iter().rev().find(|earlier| earlier.name == point.name && earlier.inference.is_some());
-    let sides = before.map_or(0.0, |earlier| point.pixels as f64 / earlier.pixels as f64);
-    let seconds = before.and_then(|earlier| Some(earlier.inference.as_ref()?.seconds * sides.powi(4)));
-    let peak = before.and_then(|earlier| Some(earlier.training.as_ref()?.peak_bytes? as f64 * sides.powi(2)));
-    let needed = (peak.unwrap_or(0.0) as u64).max(point.parameters * LEARNT);
-    let long = seconds
-        .filter(|&seconds| seconds > options.max_seconds)
-        .map(|seconds| too_long("a forward pass", seconds, options));
-    point.skipped = long.or_else(|| beyond_memory("it would hold about", needed));
-    point.skipped.is_none().then_some(found)
+    let seconds = before.and_then(|earlier| {
+        Some(earlier.inference?.seconds * point.multiply_adds as f64 / earlier.multiply_adds.max(1) as f64)
+    });
+    let long = seconds.filter(|&seconds| seconds > options.max_seconds);
+    match (found, long) {
+        (Ok(found), None) => Some(found),
+        (Ok(_), Some(seconds)) => {
+            point.skipped = Some(too_long("a forward pass", seconds, options));
+            None
+        }
+        (Err(why), _) => {
+            point.skipped = Some(why.to_string());
+            None
+        }
+    }
 }
 
 fn too_long(what: &str, seconds: f64, options: &ModelBenchOptions) -> String {
@@ -235,37 +255,54 @@ fn generated(pixels: usize, batch: usize) -> Result<PictureDataset> {
 /// A model that takes its turns.
 struct Running<'a> {
     bench: Bench<'a, Pictures>,
-    /// The forward pass, and the training step where it is measured.
-    passes: [Option<Measured>; 2],
+    forward: Measured,
+    training: Option<Measured>,
     /// Why there is no training step.
     left_out: Option<String>,
 }
 
 /// Seconds and joules of the turns of a pass, and the most memory that it holds.
+#[derive(Default)]
 struct Measured {
     seconds: Vec<f64>,
     joules: Vec<f64>,
     peak_bytes: Option<u64>,
-    /// It was too long to be repeated.
+    /// It is too long to be repeated.
     once: bool,
 }
 
 impl Measured {
-    fn new(seconds: f64, peak_bytes: Option<u64>, options: &ModelBenchOptions) -> Self {
-        let once = seconds > options.max_seconds;
-        // What was only warming up does not count.
-        let seconds = if once { vec![seconds] } else { Vec::new() };
-        Self { seconds, joules: Vec::new(), peak_bytes, once }
+    /// The first time of a pass, which draws weights or makes the optimiser's state; one that is short is made once more, and only what its
+    /// turns find counts. Its memory is what it holds beyond `base`, or without one beside what is held when it begins.
+    fn first(options: &ModelBenchOptions, base: Option<u64>, mut work: impl FnMut() -> Result<f64>) -> Result<Self> {
+        let (probe, mut first) = (options.memory.as_deref(), Self::default());
+        let held = || probe.map_or(0, MemoryProbe::held);
+        let start = held();
+        let peak = peak_of(probe, base.unwrap_or(start), || first.turn(options, Duration::ZERO, &mut work))?;
+        first.once = first.seconds.iter().any(|&seconds| seconds > options.max_seconds);
+        if first.once {
+            // What it drew stays.
+            let left = if base.is_none() { held().saturating_sub(start) } else { 0 };
+            return Ok(Self { peak_bytes: peak.map(|peak| peak.saturating_sub(left)), ..first });
+        }
+        let peak_bytes = peak_of(probe, base.unwrap_or_else(held), || work().map(drop))?;
+        Ok(Self { peak_bytes, ..Self::default() })
     }
 
-    fn turn(&mut self, options: &ModelBenchOptions, mut work: impl FnMut() -> Result<f64>) -> Result<()> {
+    /// Runs of the pass for `turn`, at least one, until it is stopped.
+    fn turn(
+        &mut self,
+        options: &ModelBenchOptions,
+        turn: Duration,
+        mut work: impl FnMut() -> Result<f64>,
+    ) -> Result<()> {
         if self.once {
             return Ok(());
         }
         let (began, meter) = (Instant::now(), options.meter.as_ref());
         let before = meter.map(EnergyMeter::read).transpose()?;
         let (mut sum, mut count) = (0.0, 0);
-        while count == 0 || began.elapsed() < options.turn {
+        while count == 0 || began.elapsed() < turn && !options.stop.load(Ordering::Relaxed) {
             sum += work()?;
             count += 1;
         }
@@ -282,48 +319,51 @@ impl Measured {
 }
 
 impl<'a> Running<'a> {
-    /// Draws the weights, and makes a forward pass and a training step of each twice, the first to warm up.
-    fn begin(options: &ModelBenchOptions, recipe: &'a Recipe, task: &'a Pictures) -> Result<Self> {
-        let probe = options.memory.as_deref();
-        let before = probe.map(MemoryProbe::held);
-        let mut bench = Bench::new(recipe, task, None, &Device::flex())?;
-        bench.infer()?;
-        let (mut seconds, held) = (0.0, probe.map(MemoryProbe::held));
-        let peak = peak_of(probe, held, || bench.infer().map(|took| seconds = took))?;
-        let forward = Measured::new(seconds, peak, options);
-        let expected = TRAINING * seconds;
-        if expected > options.max_seconds {
-            let left_out = Some(too_long("a training step", expected, options));
-            return Ok(Self { bench, passes: [Some(forward), None], left_out });
+    /// Draws the weights and makes the first passes, as far as time and memory allow; or why it cannot.
+    fn begin(
+        options: &ModelBenchOptions,
+        Ready { recipe, task, kept }: &'a Ready,
+        parameters: u64,
+    ) -> std::result::Result<Self, String> {
+        let words = |e: Error| e.to_string();
+        let weights = parameters.saturating_mul(WEIGHT);
+        let needed = weights.saturating_add(kept / KEPT * WEIGHT);
+        if let Some(why) = beyond_memory("beside the mechanisms before it, it would hold about", needed) {
+            return Err(why);
         }
-        bench.step()?;
-        let peak = peak_of(probe, before, || bench.step().map(|took| seconds = took))?;
-        let training = Measured::new(seconds, peak, options);
-        Ok(Self { bench, passes: [Some(forward), Some(training)], left_out: None })
+        let before = options.memory.as_deref().map(MemoryProbe::held);
+        let mut bench = Bench::new(recipe, task, None, &Device::flex()).map_err(words)?;
+        let mut seconds = 0.0;
+        let infer = || bench.infer().inspect(|&took| seconds = took);
+        let forward = Measured::first(options, None, infer).map_err(words)?;
+        let expected = TRAINING * seconds;
+        let long = (expected > options.max_seconds).then(|| too_long("a training step", expected, options));
+        let needed = parameters.saturating_mul(LEARNT).saturating_add(*kept);
+        let left_out = long.or_else(|| beyond_memory("a training step would hold about", needed));
+        let training = match left_out {
+            Some(_) => None,
+            None => Some(Measured::first(options, before, || bench.step()).map_err(words)?),
+        };
+        Ok(Self { bench, forward, training, left_out })
     }
 
     fn turn(&mut self, options: &ModelBenchOptions) -> Result<()> {
-        let Self { bench, passes: [forward, training], .. } = self;
-        if let Some(forward) = forward {
-            forward.turn(options, || bench.infer())?;
-        }
-        training.as_mut().map_or(Ok(()), |training| training.turn(options, || bench.step()))
+        let Self { bench, forward, training, .. } = self;
+        forward.turn(options, options.turn, || bench.infer())?;
+        training.as_mut().map_or(Ok(()), |training| training.turn(options, options.turn, || bench.step()))
     }
 
     fn finish(self, batch: usize, point: &mut ModelPoint) {
-        [point.inference, point.training] = self.passes.map(|pass| pass.map(|pass| pass.finish(batch)));
+        point.inference = Some(self.forward.finish(batch));
+        point.training = self.training.map(|training| training.finish(batch));
         point.left_out = self.left_out;
     }
 }
 
-/// [`peak_above`] what was held, where there is a counter.
-fn peak_of(
-    probe: Option<&dyn MemoryProbe>,
-    held: Option<u64>,
-    work: impl FnOnce() -> Result<()>,
-) -> Result<Option<u64>> {
-    match (probe, held) {
-        (Some(probe), Some(held)) => peak_above(probe, held, work).map(Some),
-        _ => work().map(|()| None),
+/// [`peak_above`] `held` bytes, where there is a counter.
+fn peak_of(probe: Option<&dyn MemoryProbe>, held: u64, work: impl FnOnce() -> Result<()>) -> Result<Option<u64>> {
+    match probe {
+        Some(probe) => peak_above(probe, held, work).map(Some),
+        None => work().map(|()| None),
     }
 }

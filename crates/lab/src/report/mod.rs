@@ -47,9 +47,9 @@ pub fn write_bench(folder: &Path, report: &BenchReport) -> Result<()> {
 /// Writes the report of a benchmark of whole models into its folder.
 ///
 /// # Errors
-/// [`crate::Error::Io`].
+/// [`crate::Error::Io`]; those of a recipe that cannot be put as TOML.
 pub fn write_model_bench(folder: &Path, report: &ModelReport) -> Result<()> {
-    write_atomically(&folder.join(REPORT), models_page(report).as_bytes())
+    write_atomically(&folder.join(REPORT), models_page(report)?.as_bytes())
 }
 
 /// Writes the report of the run or the comparison in `folder` anew, from the results that it holds. What it is of.

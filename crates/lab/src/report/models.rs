@@ -3,6 +3,7 @@
 use maud::{Markup, html};
 
 use crate::{
+    Result,
     bench::{Cost, ModelPoint, ModelReport},
     environment::Load,
     page::{
@@ -12,8 +13,8 @@ use crate::{
 };
 
 /// The page of a benchmark of whole models.
-pub fn models_page(report: &ModelReport) -> String {
-    let title = format!("The model {} against the size of the pictures", report.model);
+pub fn models_page(report: &ModelReport) -> Result<String> {
+    let title = format!("The model {} against the size of the pictures", report.recipe.name);
     let (batch, rounds) = (report.batch, report.rounds);
     let left = || report.points.iter().filter(|point| point.skipped.is_some() || point.left_out.is_some());
     let row = |cells: Vec<String>| html! { @for (at, cell) in cells.iter().enumerate() { @if at == 0 { th scope="row" { (cell) } } @else { td { (cell) } } } };
@@ -35,6 +36,7 @@ pub fn models_page(report: &ModelReport) -> String {
             h2 { "Left out" }
             ul { @for point in left() { li { (point) } } }
         }
+        (page::recipe(&report.recipe)?)
         (page::environment(&report.environment, "generated pictures of noise, three channels", &report.commands))
         p class="quiet" {
             "Multiply-adds are those of one picture's logits, without norms, activations, biases and sums. Memory: of inference what it holds beside the "
@@ -42,7 +44,7 @@ pub fn models_page(report: &ModelReport) -> String {
             @if report.has_joules() { " Joules of a picture are those of the processor's packages meanwhile, whatever else they did." }
         }
     };
-    page::shell(&title, &body)
+    Ok(page::shell(&title, &body))
 }
 
 fn curves(report: &ModelReport, title: &str, of: fn(&ModelPoint) -> Option<Cost>) -> Markup {

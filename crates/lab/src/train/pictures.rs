@@ -292,22 +292,35 @@ pub(crate) fn landmark_counts(expects: &Expectation, recipe: &Recipe, name: &str
     Ok(counts.filter_map(|(tokens, landmarks)| Some(LandmarkCount { tokens, landmarks: landmarks? })).collect())
 }
 
-/// Parameters of the recipe's model for these pictures, without those of decays and kernels' widths, and multiply-adds of the logits of one
-/// of them, of a vision transformer or a pyramid.
+/// What a model of pictures is made of.
+pub(crate) struct ModelSize {
+    /// Without those of decays and kernels' widths.
+    pub parameters: u64,
+    /// Of the logits of a picture.
+    pub multiply_adds: u64,
+    /// Numbers that blocks pass on: channels of all tokens, after each block.
+    pub passed_on: u64,
+}
+
+/// The size of the recipe's model for these pictures, a vision transformer or a pyramid.
 ///
 /// # Errors
 /// As [`Task::model`].
-pub(crate) fn model_size(task: &Pictures, recipe: &Recipe) -> Result<[u64; 2]> {
+pub(crate) fn model_size(task: &Pictures, recipe: &Recipe) -> Result<ModelSize> {
     let [channels, height, width] = task.expects.shape;
     let image = [height, width];
     Ok(match &recipe.model {
         ModelRecipe::Vit(m) => {
             let config = vit(&task.expects, m, recipe, &task.name)?;
-            [config.parameter_count() as u64, config.multiply_adds(image)?]
+            let (parameters, multiply_adds) = (config.parameter_count() as u64, config.multiply_adds(image)?);
+            ModelSize { parameters, multiply_adds, passed_on: (config.tokens() * config.dim * config.depth) as u64 }
         }
         ModelRecipe::Pyramid(m) => {
             let config = m.config(&recipe.mechanism, image, channels, task.expects.classes.len())?;
-            [config.parameter_count() as u64, config.multiply_adds(image)?]
+            let (parameters, multiply_adds) = (config.parameter_count() as u64, config.multiply_adds(image)?);
+            let stages = config.grids(image).into_iter().zip(&config.stages);
+            let passed_on = stages.map(|([rows, columns], stage)| (rows * columns * stage.dim * stage.depth) as u64);
+            ModelSize { parameters, multiply_adds, passed_on: passed_on.sum() }
         }
         _ => return Err(wrong_kind(&task.name, "pictures", "vit` or `pyramid")),
     })

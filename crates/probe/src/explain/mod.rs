@@ -104,6 +104,14 @@ pub fn load(options: &ExplainOptions) -> Result<(Subject, Vec<Example>)> {
     Ok((subject, examples))
 }
 
+/// Checks that `subject` has what the options ask for, by the first of `examples`.
+///
+/// # Errors
+/// As [`run`].
+pub fn check(options: &ExplainOptions, subject: &Subject, examples: &[Example]) -> Result<()> {
+    examples.first().map_or(Ok(()), |first| Run::new(options, subject).check(first))
+}
+
 /// Explains what `subject` looks at in `examples`. `None` when it was stopped.
 ///
 /// # Errors

@@ -61,16 +61,30 @@ impl<'a> Run<'a> {
         Self { options, subject, layer: String::new(), rule: "", tallies, layers, found, shown, cut: 0 }
     }
 
+    /// Whether there are the layer, the map through all layers and the rows that are asked for.
+    pub(super) fn check(&self, example: &Example) -> Result<()> {
+        let calls = self.subject.trace(example)?;
+        let (attention, layers) = self.maps_of(&calls)?;
+        let at = self.chosen(&layers)?;
+        if self.options.rollout {
+            self.rolled(&attention)?;
+        }
+        self.options.query.map_or(Ok(()), |query| query.rows(&calls, &attention, at).map(drop))
+    }
+
+    /// The attention of every layer, and its maps.
+    fn maps_of<'b>(&self, calls: &'b [LayerCall]) -> Result<(Vec<LayerAttention<'b>>, Vec<LayerMaps>)> {
+        let attention = calls.iter().map(LayerAttention::new).collect::<Result<Vec<_>>>()?;
+        let rule = self.options.map_rule;
+        let layers = calls.iter().zip(&attention).map(|(call, layer)| layer_maps(call, layer, rule));
+        let layers = layers.collect::<Result<Vec<_>>>()?;
+        Ok((attention, layers))
+    }
+
     /// Adds example number `index`.
     pub(super) fn explain(&mut self, index: usize, example: &Example) -> Result<()> {
         let calls = self.subject.trace(example)?;
-        let attention = calls.iter().map(LayerAttention::new).collect::<Result<Vec<_>>>()?;
-        let rule = self.options.map_rule;
-        let layers = calls
-            .iter()
-            .zip(&attention)
-            .map(|(call, layer)| layer_maps(call, layer, rule))
-            .collect::<Result<Vec<_>>>()?;
+        let (attention, layers) = self.maps_of(&calls)?;
         let at = self.chosen(&layers)?;
         self.layer.clone_from(&layers[at].layer);
         self.rule = attention[at].rule();

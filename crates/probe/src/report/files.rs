@@ -55,20 +55,14 @@ pub fn write_explanation(folder: &Path, explanation: &Explanation) -> Result<Pat
     write_page(folder, &explanation_page(explanation))
 }
 
-/// Writes what several models look at: each explanation into a folder of the model's name within `folder`, and there `results.json` with the
-/// scores of all, and the report with their maps side by side. Returns where that is.
+/// Writes what several models look at in the same examples: each explanation into a folder of the model's name within `folder`, and there
+/// `results.json` with the scores of all, and the report with their maps side by side. Returns where that is.
 ///
 /// # Errors
-/// [`Error::Unfit`] where the models were not shown the same examples, [`Error::Io`].
+/// [`Error::Io`].
 pub fn write_panel(folder: &Path, models: &[(String, Explanation)]) -> Result<PathBuf> {
-    let names = |e: &Explanation| e.answers.iter().map(|found| found.name.clone()).collect::<Vec<_>>();
-    if let Some((name, _)) = models.iter().find(|(_, e)| names(e) != names(&models[0].1)) {
-        let problem = format!(
-            "`{}` was shown other examples; name what all are to be shown with --data, --input or --text",
-            models[0].0
-        );
-        return Err(Error::Unfit { name: name.clone(), problem });
-    }
+    let overlays = folder.join(OVERLAYS);
+    remove(&overlays).map_err(Error::io(&overlays, "cannot be replaced"))?;
     for (name, explanation) in models {
         let own = folder.join(name);
         std::fs::create_dir_all(&own).map_err(Error::io(&own, "cannot make the folder"))?;

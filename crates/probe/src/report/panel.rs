@@ -21,7 +21,7 @@ pub fn panel_page(models: &[(String, Explanation)]) -> String {
         }
         h2 { "Models" }
         div class="scroll" { (table(models)) }
-        p class="quiet" { "Percent, mean and deviation over the examples. MoRF-AOC and LeRF-AUC are shares of a model's own answers' probabilities: compare them with those of the same model's random maps." }
+        @if models.iter().any(|(_, e)| !e.maps.is_empty()) { p class="quiet" { "Percent, mean and deviation over the examples. MoRF-AOC and LeRF-AUC are shares of a model's own answers' probabilities: compare them with those of the same model's random maps." } }
         @if !first.shown.is_empty() {
             h2 { "Maps" }
             style { (PreEscaped(backgrounds(shown))) }
@@ -43,16 +43,23 @@ fn table(models: &[(String, Explanation)]) -> Markup {
     };
     let row = |(name, e): &(String, Explanation)| {
         html! {
-            th scope="row" { a href=(format!("{name}/report.html")) { (name) } }
+            th scope="row" { a href=(format!("{}/report.html", address(name))) { (name) } }
             td { (e.mechanism.id()) }
             td { (e.layer) }
+            td { (e.rule) }
             td { (right(e).unwrap_or_else(|| "–".into())) }
             @for (_, pick) in columns { (spread(e.maps.first().and_then(pick))) }
         }
     };
-    let headings =
-        ["Model", "Mechanism", "Layer", "Answers right"].into_iter().chain(columns.iter().map(|(heading, _)| *heading));
+    let headings = ["Model", "Mechanism", "Layer", "A map is", "Answers right"]
+        .into_iter()
+        .chain(columns.iter().map(|(heading, _)| *heading));
     page::table(headings, models.iter().map(row))
+}
+
+/// A folder's name in an address.
+fn address(name: &str) -> String {
+    name.replace('%', "%25").replace('#', "%23").replace('?', "%3F")
 }
 
 /// One example with the map of every model.

@@ -1,4 +1,4 @@
-//! What a vision transformer costs, without building it.
+//! What models of pictures cost, without building them.
 
 use resolvent_kernels as kernels;
 
