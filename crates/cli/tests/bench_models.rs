@@ -57,7 +57,7 @@ fn a_field_of_the_recipe_is_set_and_the_rest_is_told() {
 
 #[test]
 fn refuses_what_it_cannot_measure() {
-    let cases: [(&[&str], i32, &str); 11] = [
+    let cases: [(&[&str], i32, &str); 10] = [
         (&["--pixels", "0"], 1, "`pixels` is empty or has a 0"),
         (&["--pixels", "30"], 1, "nothing was measured: data set `generated`: its pictures are 30 x 30"),
         (&["--pixels", "32", "--batch", "6148914691236517206"], 1, "its pictures take"),
@@ -67,7 +67,6 @@ fn refuses_what_it_cannot_measure() {
         (&["--batch", "0"], 1, "`batch` is 0"),
         (&["--max-seconds", "nan"], 1, "`max-seconds` is NaN"),
         (&["--mechanisms", "fna,fna"], 1, "`fna` twice"),
-        (&["--set", "model.kind=text"], 1, "neither a vision transformer nor a pyramid"),
         (&["--tokens", "5"], 2, "cannot be used with"),
     ];
     for (args, code, named) in cases {
@@ -78,7 +77,10 @@ fn refuses_what_it_cannot_measure() {
         assert!(!sandbox.path("out").exists(), "{args:?} leaves a folder");
     }
     let sandbox = Sandbox::new();
-    assert!(sandbox.run(&["bench", "--pixels", "32", "--out", "out"]).failure(2).contains("--model"));
+    let alone = sandbox.run(&["bench", "--pixels", "32", "--out", "out"]);
+    assert!(alone.failure(2).contains("required") && alone.stderr.contains("--model"), "{}", alone.stderr);
+    let of_texts = sandbox.run(&["bench", "--model", "language", "--out", "out"]);
+    assert!(of_texts.failure(1).contains("neither a vision transformer nor a pyramid"), "{}", of_texts.stderr);
     sandbox.write("report.html", "of operators");
     let outcome = sandbox.run(&["bench", "--model", "shapes", "--out", "."]);
     let line = outcome.failure(1);

@@ -161,6 +161,7 @@ fn several_models_are_shown_the_same_and_overwrite_nothing() {
     let report = std::fs::read(sandbox.path("run/report.html")).unwrap();
     both("other", &["--out", "."]).failure(1);
     assert_eq!(std::fs::read(sandbox.path("run/report.html")).unwrap(), report);
+    std::fs::create_dir_all(sandbox.path("theirs/other")).unwrap();
     let theirs = sandbox.write("theirs/other/results.json", "theirs");
     assert!(both("other", &["--out", "theirs"]).failure(1).contains("not of a run of this program"));
     assert_eq!(std::fs::read_to_string(theirs).unwrap(), "theirs");

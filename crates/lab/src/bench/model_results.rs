@@ -226,7 +226,7 @@ mod tests {
 
     #[test]
     fn rows_have_what_was_measured_and_the_rest_says_why() {
-        let mut left = point("infsa", 512, 0.2);
+        let mut left = ModelPoint::new("infsa", &Mechanism::preset("softmax").unwrap(), 512);
         left.skipped = Some("it would hold about 9 GB".into());
         let points = vec![point("softmax", 224, 0.1), point("infsa", 224, 0.05), point("softmax", 512, 0.5), left];
         let environment = Environment::current();
