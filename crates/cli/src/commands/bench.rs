@@ -179,12 +179,7 @@ pub fn run(args: &Bench, global: &Global) -> Result<()> {
     }
     let load = Load::current();
     calibrate()?;
-    let (file, page) = (args.out.join(bench::RESULTS), args.out.join(REPORT));
-    if page.exists() && !file.exists() {
-        return Err(Error::file(&page, "is the report of another command; name another folder with --out"));
-    }
-    folder(&args.out)?;
-    let _claim = Claim::take(&args.out, &[bench::RESULTS, REPORT], Contents::Bench)?;
+    let (_claim, [file, page]) = claimed(&args.out, bench::RESULTS)?;
     let deferred = Deferred::begin();
     let options = BenchOptions { load, ..options(args, global, &deferred)? };
     let report = bench::run(&options)?;
@@ -210,6 +205,16 @@ pub fn run(args: &Bench, global: &Global) -> Result<()> {
         || report.points.iter().find_map(|point| Some(format!("`{}` {}", point.label, point.skipped.as_ref()?)));
     let why = refused.or_else(skipped).map_or_else(String::new, |why| format!(": {why}"));
     Err(Error::file(&file, format!("nothing was measured{why}")))
+}
+
+/// The folder of a benchmark, held for its `results` and its report, and where these go.
+pub(super) fn claimed(out: &Path, results: &'static str) -> Result<(Claim, [PathBuf; 2])> {
+    let (file, page) = (out.join(results), out.join(REPORT));
+    if page.exists() && !file.exists() {
+        return Err(Error::file(&page, "is the report of another command; name another folder with --out"));
+    }
+    folder(out)?;
+    Ok((Claim::take(out, &[results, REPORT], Contents::Bench)?, [file, page]))
 }
 
 /// Every layout with every number of heads of keys and values.

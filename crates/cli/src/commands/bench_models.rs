@@ -8,13 +8,16 @@ use resolvent_lab::{
     candidate::Candidate,
     energy::EnergyMeter,
     environment::Load,
-    folder::{Claim, Contents, REPORT},
     recipe::ModelRecipe,
     report::write_model_bench,
 };
 
-use super::{bench::Bench, compare::command_line, recipe::candidates};
-use crate::{Error, args::Global, calibrate, destination::folder, error::Result, interrupt::Deferred, memory, output};
+use super::{
+    bench::{Bench, claimed},
+    compare::command_line,
+    recipe::candidates,
+};
+use crate::{Error, args::Global, calibrate, error::Result, interrupt::Deferred, memory, output};
 
 /// What a pass may take where nothing is said, in seconds.
 const MAX_SECONDS: f64 = 60.0;
@@ -25,12 +28,7 @@ const PIXELS: [usize; 3] = [224, 512, 1024];
 pub fn run(args: &Bench, model: &str, global: &Global) -> Result<()> {
     let load = Load::current();
     calibrate()?;
-    let (file, page) = (args.out.join(bench::MODEL_RESULTS), args.out.join(REPORT));
-    if page.exists() && !file.exists() {
-        return Err(Error::file(&page, "is the report of another command; name another folder with --out"));
-    }
-    folder(&args.out)?;
-    let _claim = Claim::take(&args.out, &[bench::MODEL_RESULTS, REPORT], Contents::Bench)?;
+    let (_claim, [file, page]) = claimed(&args.out, bench::MODEL_RESULTS)?;
     let deferred = Deferred::begin();
     let options = ModelBenchOptions { load, ..options(args, model, global, &deferred)? };
     let report = bench::run_models(&options)?;

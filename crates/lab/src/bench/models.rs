@@ -12,7 +12,10 @@ use std::{
 use burn::tensor::Device;
 use resolvent_kernels::Mechanism;
 
-use super::model_results::{Cost, ModelPoint, ModelReport};
+use super::{
+    model_results::{Cost, ModelPoint, ModelReport},
+    options::{fail, validate_limit, validate_names},
+};
 use crate::{
     Error, Recipe, Result,
     augment::Augment,
@@ -29,11 +32,12 @@ use crate::{
 const CLASSES: usize = 1000;
 /// How much longer a training step takes than a forward pass, before one was made.
 const TRAINING: f64 = 4.0;
-/// Bytes of a weight, and of its gradient and two moments beside it.
-const WEIGHT: u64 = 4;
-const LEARNT: u64 = 12;
-/// Bytes that a training step keeps for every channel of a token that a block passes on: some sixteen numbers.
-const KEPT: u64 = 64;
+/// Bytes of a number.
+const F32: u64 = 4;
+/// Bytes of the gradient and the two moments of a weight.
+const OPTIMISER: u64 = 3 * F32;
+/// Bytes of activations that a training step keeps for every channel of a token after a block: some sixteen numbers.
+const ACTIVATIONS: u64 = 64;
 
 /// What [`ModelBenchOptions::keep`] does with a report, such as [`ModelReport::save`].
 pub type KeepModels = dyn Fn(&ModelReport) -> Result<()> + Send + Sync;
@@ -109,9 +113,6 @@ pub fn run_models(options: &ModelBenchOptions) -> Result<ModelReport> {
 }
 
 fn validate(options: &ModelBenchOptions) -> Result<()> {
-    let fail = |field: &str, problem: String| {
-        Err(Error::Recipe { file: "benchmark".into(), field: field.into(), problem: format!("is {problem}") })
-    };
     options.recipe.validate()?;
     if !matches!(options.recipe.model, ModelRecipe::Vit(_) | ModelRecipe::Pyramid(_)) {
         return fail(
@@ -128,17 +129,8 @@ fn validate(options: &ModelBenchOptions) -> Result<()> {
     if options.batch == 0 || options.rounds == 0 {
         return fail(if options.batch == 0 { "batch" } else { "rounds" }, "0, must be at least 1".into());
     }
-    if options.max_seconds.is_nan() || options.max_seconds <= 0.0 {
-        return fail("max-seconds", format!("{}, must be above 0", options.max_seconds));
-    }
-    let name = |at: usize| &options.mechanisms[at].name;
-    match (0..options.mechanisms.len()).find(|&at| (0..at).any(|before| name(before) == name(at))) {
-        Some(at) => fail(
-            "mechanisms",
-            format!("`{}` twice; give configurations of one mechanism as files of different names", name(at)),
-        ),
-        None => Ok(()),
-    }
+    validate_limit(options.max_seconds)?;
+    validate_names(&options.mechanisms)
 }
 
 /// Every mechanism at one size; `None` when stopped before all were measured.
@@ -186,8 +178,8 @@ fn size(options: &ModelBenchOptions, pixels: usize, report: &ModelReport) -> Res
 struct Ready {
     recipe: Recipe,
     task: Pictures,
-    /// Bytes that a training step of the batch keeps beside weights, gradients and moments, about.
-    kept: u64,
+    /// Numbers in the outputs of all blocks, of the batch.
+    outputs: u64,
 }
 
 /// What a point is measured by; none, and why, where it is left out.
@@ -202,8 +194,8 @@ fn prepare(
         let task = data.task(&recipe)?;
         let size = model_size(&task, &recipe)?;
         [point.parameters, point.multiply_adds] = [size.parameters, size.multiply_adds];
-        let kept = size.passed_on.saturating_mul(KEPT).saturating_mul(options.batch as u64);
-        Ok::<_, Error>(Ready { recipe, task, kept })
+        let outputs = size.block_outputs.saturating_mul(options.batch as u64);
+        Ok::<_, Error>(Ready { recipe, task, outputs })
     };
     let found = ready();
     let before = report.points.iter().rev().find(|earlier| earlier.name == point.name && earlier.inference.is_some());
@@ -322,12 +314,12 @@ impl<'a> Running<'a> {
     /// Draws the weights and makes the first passes, as far as time and memory allow; or why it cannot.
     fn begin(
         options: &ModelBenchOptions,
-        Ready { recipe, task, kept }: &'a Ready,
+        Ready { recipe, task, outputs }: &'a Ready,
         parameters: u64,
     ) -> std::result::Result<Self, String> {
         let words = |e: Error| e.to_string();
-        let weights = parameters.saturating_mul(WEIGHT);
-        let needed = weights.saturating_add(kept / KEPT * WEIGHT);
+        let weights = parameters.saturating_mul(F32);
+        let needed = weights.saturating_add(outputs.saturating_mul(F32));
         if let Some(why) = beyond_memory("beside the mechanisms before it, it would hold about", needed) {
             return Err(why);
         }
@@ -338,7 +330,7 @@ impl<'a> Running<'a> {
         let forward = Measured::first(options, None, infer).map_err(words)?;
         let expected = TRAINING * seconds;
         let long = (expected > options.max_seconds).then(|| too_long("a training step", expected, options));
-        let needed = parameters.saturating_mul(LEARNT).saturating_add(*kept);
+        let needed = parameters.saturating_mul(OPTIMISER).saturating_add(outputs.saturating_mul(ACTIVATIONS));
         let left_out = long.or_else(|| beyond_memory("a training step would hold about", needed));
         let training = match left_out {
             Some(_) => None,

@@ -110,8 +110,27 @@ impl BenchOptions {
     }
 }
 
-fn fail(field: &str, problem: String) -> Result<()> {
+pub(super) fn fail(field: &str, problem: String) -> Result<()> {
     Err(Error::Recipe { file: "benchmark".into(), field: field.into(), problem: format!("is {problem}") })
+}
+
+/// Refuses mechanisms of one name.
+pub(super) fn validate_names(mechanisms: &[Candidate]) -> Result<()> {
+    for (n, Candidate { name, .. }) in mechanisms.iter().enumerate() {
+        if mechanisms[..n].iter().any(|known| known.name == *name) {
+            let problem = format!("`{name}` twice; give configurations of one mechanism as files of different names");
+            return fail("mechanisms", problem);
+        }
+    }
+    Ok(())
+}
+
+/// Refuses a limit that nothing could keep.
+pub(super) fn validate_limit(max_seconds: f64) -> Result<()> {
+    if max_seconds.is_nan() || max_seconds <= 0.0 {
+        return fail("max-seconds", format!("{max_seconds}, must be above 0"));
+    }
+    Ok(())
 }
 
 /// Refuses arrangements of which there is none, or one twice, and what does not fit the heads.
@@ -166,17 +185,9 @@ pub(super) fn validate(options: &BenchOptions) -> Result<()> {
             return fail("tokens x batch x heads x head-dim", problem);
         }
     }
-    for (n, Candidate { name, .. }) in options.mechanisms.iter().enumerate() {
-        if options.mechanisms[..n].iter().any(|known| known.name == *name) {
-            let problem = format!("`{name}` twice; give configurations of one mechanism as files of different names");
-            return fail("mechanisms", problem);
-        }
-    }
+    validate_names(&options.mechanisms)?;
     if options.patience.is_zero() {
         return fail("peer-timeout", "0, must be above 0".into());
     }
-    if options.max_seconds.is_nan() || options.max_seconds <= 0.0 {
-        return fail("max-seconds", format!("{}, must be above 0", options.max_seconds));
-    }
-    Ok(())
+    validate_limit(options.max_seconds)
 }

@@ -298,8 +298,8 @@ pub(crate) struct ModelSize {
     pub parameters: u64,
     /// Of the logits of a picture.
     pub multiply_adds: u64,
-    /// Numbers that blocks pass on: channels of all tokens, after each block.
-    pub passed_on: u64,
+    /// Numbers in the outputs of all blocks, of a picture.
+    pub block_outputs: u64,
 }
 
 /// The size of the recipe's model for these pictures, a vision transformer or a pyramid.
@@ -313,14 +313,14 @@ pub(crate) fn model_size(task: &Pictures, recipe: &Recipe) -> Result<ModelSize> 
         ModelRecipe::Vit(m) => {
             let config = vit(&task.expects, m, recipe, &task.name)?;
             let (parameters, multiply_adds) = (config.parameter_count() as u64, config.multiply_adds(image)?);
-            ModelSize { parameters, multiply_adds, passed_on: (config.tokens() * config.dim * config.depth) as u64 }
+            ModelSize { parameters, multiply_adds, block_outputs: (config.tokens() * config.dim * config.depth) as u64 }
         }
         ModelRecipe::Pyramid(m) => {
             let config = m.config(&recipe.mechanism, image, channels, task.expects.classes.len())?;
             let (parameters, multiply_adds) = (config.parameter_count() as u64, config.multiply_adds(image)?);
             let stages = config.grids(image).into_iter().zip(&config.stages);
-            let passed_on = stages.map(|([rows, columns], stage)| (rows * columns * stage.dim * stage.depth) as u64);
-            ModelSize { parameters, multiply_adds, passed_on: passed_on.sum() }
+            let outputs = stages.map(|([rows, columns], stage)| (rows * columns * stage.dim * stage.depth) as u64);
+            ModelSize { parameters, multiply_adds, block_outputs: outputs.sum() }
         }
         _ => return Err(wrong_kind(&task.name, "pictures", "vit` or `pyramid")),
     })
