@@ -97,14 +97,14 @@ class Runner:
 
 
 def placed(command: str) -> str:
-    """`KIND:DIR` and `DIR/NAME` as folders of RESOLVENT_DATA."""
+    """`KIND:DIR` and `DIR/NAME` as folders of RESOLVENT_DATA; `KIND:DIR/NAME` is the latter."""
     if "DIR" not in command:
         return command
     data = os.environ.get("RESOLVENT_DATA")
     if not data:
         raise RuntimeError("RESOLVENT_DATA does not name the folder of the data sets")
     data = shlex.quote(str(Path(data).resolve()))
-    return re.sub(r"\bDIR/", f"{data}/", re.sub(r"([\w-]+):DIR\b", rf"\1:{data}/\1", command))
+    return re.sub(r"\bDIR/", f"{data}/", re.sub(r"([\w-]+):DIR\b(?!/)", rf"\1:{data}/\1", command))
 
 
 def build(rows: list[Row]) -> Path:

@@ -83,6 +83,11 @@ impl TensorFile {
         self
     }
 
+    /// Whether its tensors are those of one layer of several.
+    pub fn is_layer(&self) -> bool {
+        !self.prefix.is_empty()
+    }
+
     /// Where it was read from.
     pub fn path(&self) -> &Path {
         &self.path
@@ -110,7 +115,10 @@ impl TensorFile {
     /// [`Error::File`] when there is none; `why` says what it is needed for.
     pub fn require(&self, name: &'static str, why: &str) -> Result<Stored<'_>> {
         self.get(name).ok_or_else(|| {
-            let there = self.names().join(", ");
+            let there = self.names();
+            let layer = there.iter().find_map(|tensor| tensor.strip_suffix(name)?.strip_suffix(['.', '/']));
+            let why = layer.map_or_else(|| why.to_owned(), |layer| format!("name a layer, such as --layer {layer}"));
+            let there = there.join(", ");
             Error::file(&self.path, format!("tensor `{name}` is missing; {why} (the file holds: {there})"))
         })
     }

@@ -93,7 +93,7 @@ fn missing_and_misshapen() -> Vec<Case> {
         tensors(|t| t.noise("q", &[2, 3, 0, 4], 0), &["`q`", "[2, 3, 0, 4]", "empty"]),
         tensors(|t| t.noise("v", &[2, 0, 5, 4], 0), &["`v`", "[2, 0, 5, 4]", "empty"]),
         tensors(|t| t.noise("k", &[1, 3, 5, 4], 0), &["k [1, 3, 5, 4]", "q [2, 3, 5, 4]"]),
-        tensors(|t| t.noise("k", &[2, 1, 5, 4], 0), &["k [2, 1, 5, 4]", "q [2, 3, 5, 4]"]),
+        tensors(|t| t.noise("k", &[2, 1, 5, 4], 0), &["k [2, 1, 5, 4]", "v [2, 3, 5, 4]"]),
         tensors(|t| t.noise("k", &[2, 3, 5, 8], 0), &["k [2, 3, 5, 8]", "head_dim"]),
         tensors(|t| t.noise("k", &[2, 3, 6, 4], 0), &["k [2, 3, 6, 4]", "seq_kv"]),
         tensors(|t| t.noise("k", &[3, 5, 4], 0), &["k [3, 5, 4]", "q [2, 3, 5, 4]"]),

@@ -222,7 +222,7 @@ fn refuses_what_it_cannot_measure() {
         command.args(["bench", "--compare"]).arg(&not_ours).arg(&not_ours).args(more);
         Outcome::of(&mut command)
     };
-    assert!(compare(&[]).failure(1).contains("is no result of"));
+    assert!(compare(&[]).failure(1).contains("is no bench.json of operators"));
     assert!(compare(&["--tokens", "5"]).failure(2).contains("cannot be used with '--tokens"));
     let page = sandbox.write("out/report.html", "of a training run");
     let mut command = resolvent();

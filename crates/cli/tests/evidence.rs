@@ -79,7 +79,7 @@ fn every_command_is_one_of_the_program() {
         let outcome = sandbox.run(&args);
         assert_eq!(outcome.code, Some(1), "{}\n{}", words.join(" "), outcome.stderr);
         let error = outcome.failure(1);
-        let of_files = ["runs", "tokens", "DIR", ".txt"].iter().any(|name| error.contains(name));
+        let of_files = ["runs", "tokens", "reviews", "DIR", ".txt"].iter().any(|name| error.contains(name));
         assert!(of_files, "{}\n{error}", words.join(" "));
     }
 }

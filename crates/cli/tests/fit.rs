@@ -185,6 +185,20 @@ fn attend_gives_every_head_its_own() {
     }
 }
 
+/// A layer is named where the file has several, and none that it has not.
+#[test]
+fn attend_asks_for_a_layer_that_is_there() {
+    let sandbox = Sandbox::new();
+    sandbox.write("m.json", r#"{"mechanism": "softmax"}"#);
+    let mut tensors = Tensors::default();
+    tensors.noise("a.q", &[2, 4, 6, 5], 1).noise("a.k", &[2, 4, 6, 5], 2).noise("a.v", &[2, 4, 6, 3], 3);
+    sandbox.write("in.safetensors", tensors.file());
+    let attend = ["attend", "--config", "m.json", "--input", "in.safetensors", "--output", "out.safetensors"];
+    assert!(sandbox.run(&attend).failure(1).contains("--layer a"));
+    assert!(sandbox.run(&[&attend[..], &["--layer", "b"]].concat()).failure(1).contains("no tensor `b.q`"));
+    sandbox.run(&[&attend[..], &["--layer", "a"]].concat()).success();
+}
+
 fn mechanism_of(groups: &Value, head: usize) -> Value {
     let own = groups.as_array().unwrap().iter().find(|group| group["heads"].as_array().unwrap().contains(&head.into()));
     own.unwrap()["mechanism"].clone()

@@ -227,6 +227,8 @@ fn a_fit_is_trained_with() {
         (&["compare", "--config", "again.toml", "--out", "y"], "what a comparison exchanges"),
         (&["train", "--config", "again.toml", "--set", "mechanism=infsa", "--out", "z"], "stands for softmax"),
         (&["train", "--set", "fit=none.json", "--out", "z"], "none.json"),
+        (&["train", "--from", "run", "--set", "text.min_count=2", "--out", "z"], "keeps the vocabulary"),
+        (&["train", "--config", "again.toml", "--set", "data=nope:x", "--out", "z"], "`data` is not valid"),
         (&["train", "--config", "again.toml", "--set", "model.heads=1", "--out", "z"], "`fit` has a layer `blocks.0`"),
     ] {
         let outcome = sandbox.run(args);

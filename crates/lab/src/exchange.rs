@@ -1,6 +1,6 @@
 //! Trained models with another attention in place of their own.
 
-use std::path::Path;
+use std::{collections::BTreeSet, path::Path};
 
 use burn::{
     module::{Module, ModuleDisplay},
@@ -82,6 +82,8 @@ pub struct Exchange {
     pub trained: ModelAttention,
     /// What was put in its place.
     pub exchanged: ModelAttention,
+    /// Its parameters that are the trained weights', whatever its fields say they begin with.
+    pub learned: Vec<&'static str>,
     /// On the test examples, with its own.
     pub own: Evaluation,
     /// On the same, with the other.
@@ -137,6 +139,7 @@ struct Pair<M> {
     checkpoint: Checkpoint,
     trained: ModelAttention,
     exchanged: ModelAttention,
+    learned: Vec<&'static str>,
     own: M,
     other: M,
 }
@@ -159,13 +162,23 @@ impl<M: Module + ModuleDisplay + Send + Sync> Pair<M> {
         let exchanged = replacement.exchanged(&recipe, |recipe| data.settled(recipe));
         let other = replacement.onto(&checkpoint, train::build_for(&task, &exchanged, device))?;
         let [trained, exchanged] = [&recipe, &exchanged].map(ModelAttention::of);
-        Ok((task, Self { checkpoint, trained, exchanged, own, other }))
+        let learned = learned::<D::Task>(&mut other.clone());
+        Ok((task, Self { checkpoint, trained, exchanged, learned, own, other }))
     }
 
     /// What they do, and how far their answers are apart.
     fn exchange(self, own: Evaluation, other: Evaluation, answers: Option<Answers>) -> (Checkpoint, Exchange) {
-        (self.checkpoint, Exchange { trained: self.trained, exchanged: self.exchanged, own, other, answers })
+        let Self { checkpoint, trained, exchanged, learned, .. } = self;
+        (checkpoint, Exchange { trained, exchanged, learned, own, other, answers })
     }
+}
+
+/// The parameters that the attention of `model` has learned, each once.
+fn learned<T: Task>(model: &mut T::Model) -> Vec<&'static str> {
+    let attentions = T::attentions(model);
+    let names = attentions.iter().flat_map(|(_, attention)| attention.learned.values());
+    let names: BTreeSet<_> = names.map(|(parameter, _)| parameter.name()).collect();
+    names.into_iter().collect()
 }
 
 fn classifiers<D: TaskData>(

@@ -176,14 +176,14 @@ fn malformed_specs_are_refused_before_reading() {
         ("fashion-mnist:", "a path must follow"),
         ("idx:pictures", "idx:IMAGES,LABELS"),
         ("images:photos.zip?size=0", "1 to 4096"),
-        ("images:photos.zip?side=3", "`side=3`"),
+        ("images:photos.zip?side=3", "data `images` has no setting `side`"),
         ("shapes:size=8", "setting `size` is 8"),
         ("shapes:difficulty=2", "setting `difficulty` is 2"),
         ("shapes:difficulty=NaN", "setting `difficulty` is NaN"),
         ("shapes:train=0", "setting `train` is 0"),
         ("shapes:test=99999999999999", "setting `test`"),
         ("shapes:train=many", "setting `train` is `many`"),
-        ("shapes:hardness=1", "`hardness`"),
+        ("shapes:hardness=1", "data `shapes` has no setting `hardness`, but one of `seed`"),
     ];
     for (spec, part) in cases {
         let message = PictureSpec::parse(spec).expect_err(spec).to_string();

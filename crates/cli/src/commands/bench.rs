@@ -39,7 +39,7 @@ use crate::{
 /// Every mechanism is compared with the f64 reference first; one that differs is not timed, and the command fails. In turns
 /// with them run others' ways to the same results, likewise compared: Burn's own attention, candle's (if built with the feature
 /// `candle`), and PyTorch, onnxruntime and OpenVINO (--peers). Beside them stands what this machine reaches in a plain matrix product, in exponentials
-/// and in copying memory. bench.json and report.html are written after every size; a table ends it.
+/// and in copying memory. bench.json (of --model models.json) and report.html are written after every size; a table ends it.
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLES)]
 pub struct Bench {
@@ -288,5 +288,6 @@ fn compare(before: &Path, after: &Path, global: &Global) -> Result<()> {
 
 fn read(path: &Path) -> Result<BenchReport> {
     let text = Document::read(path)?;
-    serde_json::from_str(&text).map_err(|e| Error::file(path, format!("is no result of `resolvent bench`: {e}")))
+    let refused = |e| Error::file(path, format!("is no bench.json of operators, which alone are compared: {e}"));
+    serde_json::from_str(&text).map_err(refused)
 }

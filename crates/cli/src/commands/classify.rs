@@ -11,7 +11,7 @@ use serde_json::json;
 
 use super::{
     devices::DeviceArg,
-    texts::{Texts, cut_note},
+    texts::{Texts, cut_note, unknown_note},
 };
 use crate::{Error, args::Global, elapsed::Elapsed, error::Result, output};
 
@@ -99,16 +99,17 @@ fn classify_texts(run: &Path, args: &Classify, global: &Global) -> Result<()> {
     let classifier = Classifier::load(run, &args.device.choose(global)?)?;
     let answers = classifier.classify(&texts)?;
     let cut = answers.iter().filter(|answer| answer.cut).count();
-    if let Some(note) = cut_note(cut, texts.len(), "texts", classifier.max_tokens())
-        && !global.json
-        && !global.quiet
-    {
-        eprintln!("{note}");
+    let unknown = answers.iter().filter(|answer| answer.mostly_unknown).count();
+    if !global.json && !global.quiet {
+        let cut = cut_note(cut, texts.len(), "texts", classifier.max_tokens());
+        let unknown = unknown_note(unknown, texts.len(), "texts");
+        cut.into_iter().chain(unknown).for_each(|note| eprintln!("{note}"));
     }
     let both = || texts.iter().zip(&answers);
     let json = both().map(|(text, answer)| {
-        let Classified { label, probabilities, tokens, unknown, cut } = answer;
-        json!({"text": text, "label": label, "probabilities": probabilities, "tokens": tokens, "unknown": unknown, "cut": cut})
+        let Classified { label, probabilities, tokens, unknown, mostly_unknown, cut } = answer;
+        json!({"text": text, "label": label, "probabilities": probabilities, "tokens": tokens, "unknown": unknown,
+            "mostly_unknown": mostly_unknown, "cut": cut})
     });
     let lines: Vec<String> = both().map(|(text, answer)| line(text, answer)).collect();
     output::result(global, &json.collect(), &lines.join("\n"))

@@ -146,11 +146,15 @@ fn exchange(args: &Eval, attention: &Attention, data: &Data, device: &Device, gl
         let Answers { answers_changed, largest_logit, largest_difference } = answers;
         let of = e.own.examples;
         format!(
-            "{answers_changed} of {of} answers differ; logits, of at most {largest_logit:.3e}, by at most {largest_difference:.1e}\n"
+            "{answers_changed} of {of} answers differ; logits differ by at most {largest_difference:.1e} (largest {largest_logit:.1e})\n"
         )
     });
+    let learned = match &e.learned[..] {
+        [] => String::new(),
+        names => format!("{}: as learned, whatever {} says\n", names.join(", "), e.exchanged.name()),
+    };
     let text = format!(
-        "{}, step {}\n{}{}{answers}{}",
+        "{}, step {}\n{}{}{learned}{answers}{}",
         checkpoint.path.display(),
         checkpoint.state.step,
         line(e.trained.name(), &e.own),

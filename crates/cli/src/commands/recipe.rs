@@ -16,7 +16,7 @@ use resolvent_kernels::Mechanism;
 use resolvent_lab::{
     Recipe,
     candidate::Candidate,
-    data::{Data, DataSpec, MatchSpec, PictureShape, PictureSpec, TextSpec},
+    data::{self, Data, DataSpec, MatchSpec, PictureShape, PictureSpec, TextSpec},
     exchange::ModelAttention,
     fit::FitFile,
     progress,
@@ -39,7 +39,7 @@ pub struct RecipeArgs {
     #[arg(long, value_name = "KEY=VALUE")]
     pub set: Vec<Setting>,
     /// Data set. Pictures: shapes[:SETTINGS], pathfinder[:SETTINGS], mnist:DIR, fashion-mnist:DIR, idx:IMAGES,LABELS, cifar10:DIR,
-    /// images:PATH[?size=PIXELS], webdataset:TRAIN[,TEST]; texts: listops[:SETTINGS], imdb:PATH, text:PATH[?text=COLUMN&label=COLUMN];
+    /// images:PATH[?size=PIXELS], webdataset:TRAIN[,[VALIDATION,]TEST]; texts: listops[:SETTINGS], imdb:PATH, text:PATH[?text=COLUMN&label=COLUMN];
     /// pairs of documents: documents[:SETTINGS], retrieval:DIR[?bytes=BYTES];
     /// translations: multi30k:DIR, pairs:DIR?from=LANGUAGE&to=LANGUAGE, pairs:SOURCE,TARGET;
     /// plain text: corpus:PATH, corpus:TRAIN[,VALIDATION],TEST; associative recall: mqar[:SETTINGS]
@@ -136,7 +136,12 @@ impl RecipeArgs {
 /// The data set that `recipe` names.
 pub fn data(recipe: &Recipe) -> Result<DataSpec> {
     let spec = recipe.data.as_deref().unwrap_or("shapes");
-    Ok(spec.parse().map_err(resolvent_lab::Error::from)?)
+    let invalid = |e: data::Error| resolvent_lab::Error::Recipe {
+        file: "recipe".into(),
+        field: "data".into(),
+        problem: format!("is not valid: {e}"),
+    };
+    Ok(spec.parse().map_err(invalid)?)
 }
 
 /// The data set that `source` names; how far its reading has come is told on standard error.

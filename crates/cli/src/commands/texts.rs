@@ -48,6 +48,12 @@ pub fn cut_note(cut: usize, of: usize, what: &str, max_tokens: usize) -> Option<
     (cut > 0).then(|| format!("{cut} of {of} {what} were cut to their first {max_tokens} tokens"))
 }
 
+/// `2 of 7 texts are mostly of tokens that the model's vocabulary does not have`; `None` for none of them.
+pub fn unknown_note(unknown: usize, of: usize, what: &str) -> Option<String> {
+    let why = "are mostly of tokens that the model's vocabulary does not have: what it says of them means little";
+    (unknown > 0).then(|| format!("{unknown} of {of} {what} {why}"))
+}
+
 /// The texts of a file, one a line.
 pub fn read_lines(file: &Path) -> Result<Vec<String>> {
     let held = Held::new();

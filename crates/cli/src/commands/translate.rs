@@ -12,7 +12,7 @@ use serde_json::json;
 use super::{
     devices::DeviceArg,
     material::Trained,
-    texts::{Texts, cut_note, read_lines},
+    texts::{Texts, cut_note, read_lines, unknown_note},
 };
 use crate::{Error, args::Global, error::Result, output};
 
@@ -60,8 +60,10 @@ pub fn run(args: &Translate, global: &Global) -> Result<()> {
     let found = translator.translate(&sentences, args.beams.into())?;
     let lines: Vec<String> = found.iter().map(|translated| translated.text.clone()).collect();
     let score = references.map(|references| bleu(&lines, &references, translator.lowercase()));
-    let pairs = sentences.iter().zip(&found).map(|(source, Translated { text, unknown, cut, ended })| {
-        json!({"source": source, "translation": text, "unknown": unknown, "cut": cut, "ended": ended})
+    let pairs = sentences.iter().zip(&found).map(|(source, translated)| {
+        let Translated { text, unknown, mostly_unknown, cut, ended } = translated;
+        json!({"source": source, "translation": text, "unknown": unknown, "mostly_unknown": mostly_unknown,
+            "cut": cut, "ended": ended})
     });
     let json = json!({"translations": pairs.collect::<Vec<_>>(), "bleu": score});
     if !global.json && !global.quiet {
@@ -79,5 +81,7 @@ fn notes(found: &[Translated], most: usize) -> Vec<String> {
     let cut = found.iter().filter(|translated| translated.cut).count();
     let endless = found.iter().filter(|translated| !translated.ended).count();
     let stopped = (endless > 0).then(|| format!("{endless} of {of} translations were stopped at {most} tokens"));
-    cut_note(cut, of, "sentences", most).into_iter().chain(stopped).collect()
+    let unknown = found.iter().filter(|translated| translated.mostly_unknown).count();
+    let unknown = unknown_note(unknown, of, "sentences");
+    cut_note(cut, of, "sentences", most).into_iter().chain(unknown).chain(stopped).collect()
 }

@@ -58,8 +58,9 @@ impl<'a> PairBias<'a> {
         Self { transposed: !self.transposed, ..self.clone() }
     }
 
-    /// Whether the pair of a query and a key is absent.
-    pub fn is_absent(&self, query: u32, key: u32) -> bool {
+    /// Whether the pair of a row and a column is absent.
+    pub fn is_absent(&self, row: u32, column: u32) -> bool {
+        let (query, key) = if self.transposed { (column, row) } else { (row, column) };
         match &self.numbers {
             Numbers::Stored { values, strides } => {
                 values[query as usize * strides[0] + key as usize * strides[1]] == f32::NEG_INFINITY

@@ -240,6 +240,10 @@ impl<'a> Graph<'a> {
         let relative = matches!(m, Normalisation::Row(_));
         let far = || known().filter(|_| relative).find_map(|(w, _)| w.far(&self.m.score));
         let infinite = || known().find_map(|(w, _)| w.infinite());
+        if let Some([apart, limit]) = known().find_map(|(w, _)| w.too_close()) {
+            let remedy = "affinities with a key differ by too little of their rounding: take the mean off the tokens";
+            return Err(Error::Close { tensor: "q", apart, limit, remedy });
+        }
         match rows.position(unbounded).or_else(infinite).or_else(vanished).or_else(imprecise).or_else(far) {
             Some(index) => Err(Error::Overflow { tensor: "row sums", index }),
             None => Ok(()),

@@ -125,7 +125,8 @@ impl<'a> Head<'a> {
         let sight =
             Sight { causal, block: m.causal_clusters.block(), window: None, sinks: 0, shift: 0, transposed: false };
         let mut blocks = Vec::new();
-        let labels = [NONE, STRAY].into_iter().chain(0..plan.clusters()[0] as i32);
+        // In the order of the rows, which are sorted by their labels.
+        let labels = [STRAY, NONE].into_iter().chain(0..plan.clusters()[0] as i32);
         for of in labels {
             let rows = run(&queries, &plan.label_q, of);
             let mut columns = Vec::new();

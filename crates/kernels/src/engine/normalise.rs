@@ -249,6 +249,11 @@ impl Weighed {
         self.logs.iter().position(|log| log.sum.is_finite() && log.whole() < -most)
     }
 
+    /// By how much affinities with a key differ, and would have to, where f32 does not tell them apart.
+    pub fn too_close(&self) -> Option<[f64; 2]> {
+        self.weights.whitened.as_ref()?.too_close()
+    }
+
     /// From the statistics by which `columns` are whitened.
     pub fn whitened(statistics: Statistics, columns: usize) -> Self {
         let weights = Weights { columns: vec![0.0; columns], whitened: Some(statistics), ..Weights::default() };

@@ -36,7 +36,12 @@ pub(super) struct Statistics {
     means: Vec<f32>,
     centering: Centering,
     whitening: Whitening,
+    /// Of the first column whose affinities f32 does not tell apart: by how much they differ, and by how much they would have to, per unit.
+    too_close: Option<[f64; 2]>,
 }
+
+/// How many times the rounding of affinities their deviation is, by which they are divided, at least.
+const LEAST_DEVIATION: f64 = 64.0;
 
 /// What flows back: `dG_ij = c_i w_j P_ij - rows_i - columns_j + curve_j (g_ij - mean_j)`.
 #[derive(Debug, Clone, Default)]
@@ -62,7 +67,14 @@ impl Statistics {
             _ => (x.square / x.count.max(1.0) + m.whiten_eps).powf(-0.5) as f32,
         };
         let means = |of: &[Moments]| of.iter().map(|x| x.mean as f32).collect();
-        Self::new(head, m, [means(&rows), means(&columns), columns.iter().map(factor).collect()])
+        let too_close =
+            columns.iter().filter(|_| m.whitening == Whitening::Diagonal).find_map(|x| x.too_close(m.whiten_eps));
+        Self { too_close, ..Self::new(head, m, [means(&rows), means(&columns), columns.iter().map(factor).collect()]) }
+    }
+
+    /// See [`Statistics::too_close`](Self#structfield.too_close).
+    pub fn too_close(&self) -> Option<[f64; 2]> {
+        self.too_close
     }
 
     /// From the means of the rows and of the columns, and the columns' factors.
@@ -80,6 +92,7 @@ impl Statistics {
             means,
             centering: m.centering,
             whitening: m.whitening,
+            too_close: None,
         }
     }
 
@@ -226,6 +239,15 @@ pub(super) struct Moments {
 }
 
 impl Moments {
+    /// By how much the affinities differ and would have to, per unit of their mean, where they differ by too little of their rounding, which
+    /// is that of their logarithms.
+    fn too_close(&self, eps: f64) -> Option<[f64; 2]> {
+        let rounding = f64::from(f32::EPSILON) * self.mean.ln().abs().max(1.0);
+        let apart = (self.square / self.count.max(1.0) + eps).sqrt() / self.mean;
+        let limit = LEAST_DEVIATION * rounding;
+        (self.square > 0.0 && apart < limit).then_some([apart, limit])
+    }
+
     fn add(&mut self, [count, mean, square]: [f64; 3]) {
         if count > 0.0 {
             let (apart, old) = (mean - self.mean, self.count);

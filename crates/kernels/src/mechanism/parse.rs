@@ -193,7 +193,10 @@ impl Mechanism {
         let id = match fields.remove("mechanism") {
             Some(serde_json::Value::String(id)) => id,
             Some(other) => return Err(config("mechanism", format!("expected a string, found {other}"))),
-            None => return Err(config("mechanism", format!("missing; one of: {}", Self::IDS.join(", ")))),
+            None => {
+                let problem = format!("missing; one of: {}, or {} of parts", Self::IDS.join(", "), Self::COMPOSED);
+                return Err(config("mechanism", problem));
+            }
         };
         let values = if id == Self::COMPOSED { Some(Self::new(DotExp::default())) } else { named::named(&id) };
         if let Some(values) = values {
@@ -234,18 +237,34 @@ impl Mechanism {
             Ok((preset.clone(), preset.with_fields(parts.clone(), true)?))
         };
         let (preset, composed): (Self, Self) = read(own.clone())?;
-        for name in own.keys().filter(|name| *name != "mechanism") {
-            let others = own.iter().filter(|(other, _)| *other != name).map(|(name, x)| (name.clone(), x.clone()));
-            // Without the field the preset is another, and what the parts make of it the same.
-            if let Ok((without, replaced)) = read(others.collect())
-                && without != preset
-                && replaced == composed
-            {
-                return Err(config(name, "belongs to a part that is given beside it as another kind; leave it out"));
+        for (name, value) in own.iter().filter(|(name, _)| *name != "mechanism") {
+            // With another value, or without, the preset is another, and what the parts make of it the same.
+            let says_nothing = |other: Option<Value>| {
+                let mut own = own.clone();
+                match other {
+                    Some(value) => own.insert(name.clone(), value),
+                    None => own.remove(name),
+                };
+                read(own).is_ok_and(|(other, replaced)| other != preset && replaced == composed)
+            };
+            if says_nothing(altered(value)) || says_nothing(None) {
+                return Err(config(name, "says nothing beside a part that replaces it; leave it out"));
             }
         }
         composed.validate()?;
         Ok(composed)
+    }
+}
+
+/// Another value of the same kind, where it is one of many.
+fn altered(value: &Value) -> Option<Value> {
+    match value {
+        Value::Bool(x) => Some(Value::Bool(!x)),
+        Value::Number(x) => match x.as_u64() {
+            Some(x) => Some((x + 1).into()),
+            None => x.as_f64().map(|x| (0.9 * x).into()),
+        },
+        _ => None,
     }
 }
 

@@ -30,6 +30,8 @@ impl Level {
     }
 }
 
+/// Not inlined: `dispatch` calls it in three places, and all that `op` does would be compiled in each of them.
+#[inline(never)]
 fn portable<Op: WithSimd>(op: Op) -> Op::Output {
     pulp::Simd::vectorize(pulp::Scalar, op)
 }

@@ -50,6 +50,10 @@ fn fields_of_parts_that_are_replaced_are_named() {
         ("softmax", r#""scale": 0.25"#, r#""score": "cosine-exp""#),
         ("infsa", r#""eps": 0.5"#, r#""normalisation": "row""#),
         ("soft", r#""landmarks": {"kind": "first", "count": 3}"#, r#""structure": "dense""#),
+        // Its default is told apart from no value too.
+        ("infsa", r#""gamma": 0.7"#, r#""series": "hops""#),
+        ("infsa", r#""gamma": 0.7"#, r#""series": {"gamma": 0.9}"#),
+        ("fna", r#""alpha": 1.2"#, r#""score": {"alpha": 1.9}"#),
     ] {
         let name = field.split('"').nth(1).unwrap();
         assert_eq!(blamed(&with(id, &format!("{field}, {part}"))), name, "{id}");
@@ -57,6 +61,13 @@ fn fields_of_parts_that_are_replaced_are_named() {
     }
     let kept = Mechanism::from_json(&with("ssa", r#""clusters": 4, "structure": {"estimator": "centroid"}"#)).unwrap();
     assert_eq!(kept.clustering().unwrap().clusters, Some(4));
+}
+
+/// Whoever gives parts alone is told how these are named.
+#[test]
+fn parts_without_a_name_are_called_composed() {
+    let message = Mechanism::from_json(r#"{"score": "laplacian"}"#).unwrap_err().to_string();
+    assert!(message.contains("composed"), "{message}");
 }
 
 /// What would have been right is said in words of the configuration.

@@ -6,6 +6,7 @@ mod support;
 mod configuration;
 mod configuration_errors;
 mod custom_score;
+mod edges;
 mod engine;
 mod features;
 mod landmark_count;

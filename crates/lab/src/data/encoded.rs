@@ -15,14 +15,32 @@ pub struct Encoded {
     ends: Vec<usize>,
     /// Which texts were longer than what was kept of them.
     cut: Vec<bool>,
-    unknown: u32,
+    marks: Marks,
+}
+
+/// Ids that say what is known of a text.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Marks {
+    /// Of whatever was not learnt.
+    pub unknown: u32,
+    /// Of a space alone, where the spaces before words are tokens or parts of them.
+    pub space: Option<u32>,
+}
+
+impl Marks {
+    /// How many of `ids` are unknown, and how many there are but for the spaces before unknown ones, which every vocabulary knows.
+    fn count(self, ids: &[u32]) -> (usize, usize) {
+        let is_unknown = |id: &&u32| **id == self.unknown;
+        let before = |pair: &&[u32]| Some(pair[0]) == self.space && pair[1] == self.unknown;
+        (ids.iter().filter(is_unknown).count(), ids.len() - ids.windows(2).filter(before).count())
+    }
 }
 
 impl Encoded {
-    /// Of each text the ids that are kept and the number of tokens that it had; and the id of what was not learnt.
-    pub(super) fn new(texts: Vec<(Vec<u32>, usize)>, unknown: u32) -> Self {
+    /// Of each text the ids that are kept and the number of tokens that it had.
+    pub(super) fn new(texts: Vec<(Vec<u32>, usize)>, marks: Marks) -> Self {
         let cut = texts.iter().map(|(kept, whole)| kept.len() < *whole).collect();
-        let mut encoded = Self { ids: Vec::new(), ends: Vec::with_capacity(texts.len()), cut, unknown };
+        let mut encoded = Self { ids: Vec::new(), ends: Vec::with_capacity(texts.len()), cut, marks };
         for (ids, _) in texts {
             encoded.ids.extend(ids);
             encoded.ends.push(encoded.ids.len());
@@ -61,10 +79,16 @@ impl Encoded {
         self.cut.iter().filter(|&&cut| cut).count()
     }
 
-    /// Share of all tokens that were not in the vocabulary.
+    /// Share of all tokens that were not in the vocabulary; a space before such a token belongs to it.
     pub fn unknown(&self) -> f64 {
-        let unknown = self.ids.iter().filter(|&&id| id == self.unknown).count();
-        unknown as f64 / self.ids.len().max(1) as f64
+        let (unknown, of) = self.marks.count(&self.ids);
+        unknown as f64 / of.max(1) as f64
+    }
+
+    /// Whether most tokens of text `index` were not in the vocabulary.
+    pub fn is_mostly_unknown(&self, index: usize) -> bool {
+        let (unknown, of) = self.marks.count(self.ids(index));
+        2 * unknown > of
     }
 
     /// What a reader should know of how the texts `what` were read; `None` if nothing.

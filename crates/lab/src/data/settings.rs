@@ -130,7 +130,7 @@ pub(super) fn read_into(
     for (name, value) in &given {
         match fields.iter_mut().find(|(own, _)| own == name) {
             Some((own, field)) => field.set(own, value)?,
-            None => return Err(Error::Setting { field: kind, got: format!("`{name}`"), expected }),
+            None => return Err(Error::UnknownSetting { kind, name: (*name).into(), expected }),
         }
     }
     let test = fields.iter().find(|(name, _)| *name == "test").and_then(|(_, test)| test.text());

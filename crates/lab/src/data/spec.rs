@@ -254,7 +254,7 @@ fn images_spec(rest: &str) -> Result<PictureSpec> {
     let mut sizing = Sizing::default();
     for (name, value) in settings("images", named, '&')? {
         let expected = "`size=PIXELS` and `crop=SHARE`, joined by `&`";
-        let unknown = || Err(Error::Setting { field: "images", got: format!("`{named}`"), expected });
+        let unknown = || Err(Error::UnknownSetting { kind: "images", name: name.into(), expected });
         sizing.set(name, value).unwrap_or_else(unknown)?;
     }
     Ok(PictureSpec::Images { path: path.into(), sizing })

@@ -13,7 +13,7 @@ use xxhash_rust::xxh3::xxh3_64;
 
 pub use self::recipe::{TextRecipe, Tokens};
 use self::special::{NAMES as SPECIAL, Special};
-use super::{Encoded, Error, Result};
+use super::{Encoded, Error, Result, encoded::Marks};
 use crate::budget::{Passing, TREE};
 
 /// Most tokens that a tokenizer may have.
@@ -137,7 +137,8 @@ impl Vocabulary {
             let ids: Vec<u32> = encoding.get_ids().iter().take(max_tokens).copied().collect();
             Ok((if ids.is_empty() { vec![self.unknown()] } else { ids }, encoding.len()))
         });
-        Ok(Encoded::new(ids.collect::<Result<Vec<_>>>()?, self.unknown()))
+        let marks = Marks { unknown: self.unknown(), space: self.tokenizer.token_to_id("▁") };
+        Ok(Encoded::new(ids.collect::<Result<Vec<_>>>()?, marks))
     }
 
     /// All of `text` as it stands, line breaks included. Lines are cut into tokens each by itself.
@@ -282,6 +283,8 @@ mod tests {
         }
         assert!(ids(&vocabulary, "dog").len() < 4, "pieces, not letters");
         assert!(ids(&vocabulary, "dög").contains(&vocabulary.unknown()));
+        let foreign = vocabulary.encode(&["Две собаки.".into(), "two dogs".into()], 100).unwrap();
+        assert!(foreign.is_mostly_unknown(0) && !foreign.is_mostly_unknown(1), "{:?}", foreign.ids(0));
         for size in [1, 5, 60] {
             let pieces = learn(TextRecipe { tokens: Tokens::Bpe, vocabulary: size, ..Default::default() }).len();
             assert!(pieces <= size + Vocabulary::special(), "{pieces} for {size}");

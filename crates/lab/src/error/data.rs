@@ -29,6 +29,16 @@ pub enum Error {
         /// The valid range.
         expected: &'static str,
     },
+    /// A data set has no setting of a name.
+    #[error("data `{kind}` has no setting `{name}`, but {expected}")]
+    UnknownSetting {
+        /// The kind of data.
+        kind: &'static str,
+        /// The name found.
+        name: String,
+        /// Those that it has.
+        expected: &'static str,
+    },
     /// A file or folder that the data set needs is not there.
     #[error("{}: not found; {remedy}", path.display())]
     Missing {

@@ -12,7 +12,7 @@ use serde::Serialize;
 use crate::{
     Result,
     checkpoint::{Checkpoint, Expectation, PairExpectation, TextExpectation},
-    data::{Padded, Vocabulary, by_budget},
+    data::{Encoded, Padded, Vocabulary, by_budget},
     train::{self, BATCH_TOKENS, Pairs, Texts},
 };
 
@@ -41,6 +41,8 @@ pub struct Classified {
     pub tokens: usize,
     /// Tokens among them that the vocabulary does not have.
     pub unknown: usize,
+    /// Whether these are most of them, so that the answer says little of the text.
+    pub mostly_unknown: bool,
     /// Whether the text was longer than what is read of it.
     pub cut: bool,
 }
@@ -74,13 +76,14 @@ impl Classifier {
             let probabilities = softmax(self.model.try_forward(tokens, padding)?, 1).into_data();
             let probabilities: Vec<f32> = probabilities.iter().collect();
             for (&index, row) in indices.iter().zip(probabilities.chunks_exact(self.expects.classes.len())) {
-                answers[index] = Some(self.answer(encoded.ids(index), encoded.is_cut(index), row));
+                answers[index] = Some(self.answer(&encoded, index, row));
             }
         }
         Ok(answers.into_iter().flatten().collect())
     }
 
-    fn answer(&self, ids: &[u32], cut: bool, probabilities: &[f32]) -> Classified {
+    fn answer(&self, texts: &Encoded, index: usize, probabilities: &[f32]) -> Classified {
+        let ids = texts.ids(index);
         let named = || self.expects.classes.iter().zip(probabilities);
         let label = named().max_by(|a, b| a.1.total_cmp(b.1)).map_or_else(String::new, |(class, _)| class.clone());
         Classified {
@@ -88,7 +91,8 @@ impl Classifier {
             probabilities: named().map(|(class, &p)| (class.clone(), f64::from(p))).collect(),
             tokens: ids.len(),
             unknown: ids.iter().filter(|&&id| id == self.vocabulary.unknown()).count(),
-            cut,
+            mostly_unknown: texts.is_mostly_unknown(index),
+            cut: texts.is_cut(index),
         }
     }
 }
@@ -130,6 +134,8 @@ pub struct Translated {
     pub text: String,
     /// Tokens of the source that the vocabulary does not have.
     pub unknown: usize,
+    /// Whether these are most of its tokens, so that the translation says little of it.
+    pub mostly_unknown: bool,
     /// Whether the source was longer than what is read of it.
     pub cut: bool,
     /// Whether the translation came to its end, rather than to the most tokens that are written.
@@ -183,7 +189,8 @@ impl TextTranslator {
                 let unknown = encoded.ids(index).iter().filter(|&&id| id == self.vocabulary.unknown()).count();
                 let text = self.vocabulary.decode(&ids)?;
                 let (cut, ended) = (encoded.is_cut(index), ids.len() < self.expects.max_tokens);
-                answers[index] = Some(Translated { text, unknown, cut, ended });
+                let mostly_unknown = encoded.is_mostly_unknown(index);
+                answers[index] = Some(Translated { text, unknown, mostly_unknown, cut, ended });
             }
         }
         Ok(answers.into_iter().flatten().collect())

@@ -221,13 +221,19 @@ impl Recipe {
     }
 
     /// The first field in which two recipes differ: its dotted path, here, there. Names and descriptions do not count,
-    /// nor does what only decides what is written.
+    /// nor does what only decides what is written. How much longer `other` is comes last: a run may be extended, if nothing else is another.
     pub fn difference(&self, other: &Self) -> Option<(String, String, String)> {
         let computed = |recipe: &Self| {
             let unnamed = Self { name: String::new(), about: String::new(), data: None, ..recipe.clone() };
             serde_json::to_value(Self { log: Default::default(), ..unnamed }).unwrap_or_default()
         };
-        first_difference("", &computed(self), &computed(other))
+        let compared = |other: &Self| first_difference("", &computed(self), &computed(other));
+        let mut limits = self.schedule.limits().into_iter().zip(other.schedule.limits());
+        if limits.any(|(own, other)| other < own) {
+            return compared(other);
+        }
+        let as_long = Self { schedule: other.schedule.as_long_as(&self.schedule), ..other.clone() };
+        compared(&as_long).or_else(|| compared(other))
     }
 }
 
@@ -353,5 +359,7 @@ mod tests {
         let mut bounded = base.clone();
         bounded.schedule.max_minutes = Some(1.0);
         assert_eq!(base.difference(&bounded).unwrap().0, "schedule.max_minutes");
+        let longer_and_otherwise = Recipe { seed: 3, ..bounded };
+        assert_eq!(base.difference(&longer_and_otherwise).unwrap().0, "seed", "a run may be longer");
     }
 }

@@ -14,12 +14,13 @@ use super::{
 };
 use crate::{
     Error, Recipe, Result,
-    checkpoint::{Checkpoint, DataIdentity, State, Store},
+    checkpoint::{Checkpoint, DataIdentity, Expectation, State, Store},
+    data::TextRecipe,
     device::is_cpu,
     disk::write_atomically,
     folder::{Claim, Contents},
     progress::Event,
-    recipe::{Decay, ScheduleRecipe, length_scale_rule, rule_name},
+    recipe::{Decay, ScheduleRecipe, first_difference, length_scale_rule, rule_name},
     schedule::Plan,
 };
 
@@ -57,6 +58,26 @@ pub(super) fn open<'a, T: Task>(
     remove_summary(folder)?;
     write_atomically(&folder.join(RECIPE), recipe.to_toml()?.as_bytes())?;
     Ok((claim, session))
+}
+
+/// Refuses a recipe with another vocabulary than that of the weights which a run begins with: it keeps theirs.
+pub(super) fn check_vocabulary(recipe: &Recipe, trained: &Checkpoint) -> Result<()> {
+    use Expectation::{Corpus, Matches, Pairs, Texts};
+    let theirs = &trained.state.recipe.text;
+    let as_long = TextRecipe { max_tokens: theirs.max_tokens, ..recipe.text.clone() };
+    let [ours, theirs] = [&as_long, theirs].map(|text| serde_json::to_value(text).unwrap_or_default());
+    match first_difference("text", &theirs, &ours) {
+        Some((field, theirs, ours))
+            if matches!(trained.state.expects, Texts(_) | Matches(_) | Pairs(_) | Corpus(_)) =>
+        {
+            let path = trained.path.display();
+            let problem = format!(
+                "is {ours}, but a run keeps the vocabulary of the weights that it begins with, and that of {path} was made with {theirs}; set it to that"
+            );
+            Err(Error::Recipe { file: "recipe".into(), field, problem })
+        }
+        _ => Ok(()),
+    }
 }
 
 /// Refuses a device that has no products of the recipe's precision.
@@ -113,13 +134,8 @@ pub(super) fn settled<D: TaskData>(
 
 /// Whether `recipe` is that of the run that was `begun`, but for a longer schedule.
 pub(super) fn is_longer(recipe: &Recipe, begun: &Recipe) -> bool {
-    let limits = |schedule: &ScheduleRecipe| {
-        let steps = schedule.max_steps.map_or(f64::INFINITY, |steps| steps as f64);
-        [schedule.epochs as f64, steps, schedule.max_minutes.unwrap_or(f64::INFINITY)]
-    };
-    let ScheduleRecipe { epochs, max_steps, max_minutes, .. } = begun.schedule;
-    let shorter = ScheduleRecipe { epochs, max_steps, max_minutes, ..recipe.schedule.clone() };
-    let (now, then) = (limits(&recipe.schedule), limits(&begun.schedule));
+    let shorter = recipe.schedule.as_long_as(&begun.schedule);
+    let (now, then) = (recipe.schedule.limits(), begun.schedule.limits());
     now.iter().zip(then).all(|(now, then)| *now >= then)
         && now != then
         && begun.difference(&Recipe { schedule: shorter, ..recipe.clone() }).is_none()

@@ -10,7 +10,7 @@ use burn::module::Module;
 
 use super::{
     Ended, Outcome, Part, Resume, Standing, Task, TaskData, TrainOptions, TrainSummary,
-    begin::{check_fit, check_precision, extension, is_longer, open, settled},
+    begin::{check_fit, check_precision, check_vocabulary, extension, is_longer, open, settled},
     clock::Clock,
     model::learned_parameters,
     session::{Session, Step, diverged},
@@ -82,6 +82,7 @@ pub fn run<D: TaskData>(recipe: &Recipe, data: &D, options: &TrainOptions) -> Re
         (None, Some(from)) => Some(Checkpoint::find(from)?),
         _ => None,
     };
+    trained.iter().try_for_each(|trained| check_vocabulary(recipe, trained))?;
     let task = &match (&mut checkpoint, &mut trained) {
         (Some(checkpoint), _) => data.restored(checkpoint)?,
         (None, Some(trained)) => data.fine_tuned(recipe, trained)?,

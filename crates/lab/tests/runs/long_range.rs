@@ -15,12 +15,16 @@ fn sequences(settings: &str) -> RecallDataset {
     Mqar::parse(settings).unwrap().generate().unwrap()
 }
 
-/// The built-in recipe `mqar`, shorter.
+/// The built-in recipe `mqar`, shorter, for 16 tokens.
 fn recall(mechanism: &str, epochs: usize) -> Recipe {
     let set = |setting: String| setting.parse().unwrap();
     Recipe::built_in("mqar")
         .unwrap()
-        .with(&[set(format!("mechanism={mechanism}")), set(format!("schedule.epochs={epochs}"))])
+        .with(&[
+            set(format!("mechanism={mechanism}")),
+            set(format!("schedule.epochs={epochs}")),
+            set("model.context=16".into()),
+        ])
         .unwrap()
 }
 

@@ -72,7 +72,7 @@ pub fn run(options: &AnalyzeOptions, folder: &Path) -> Result<Option<Analysis>> 
     let mechanisms = mechanisms(options)?;
     let mut spools = Spools::new(folder)?;
     let mut analysis = Analysis {
-        input: options.name.clone().unwrap_or_else(|| options.input.display().to_string()),
+        input: options.called(),
         layers: Vec::new(),
         unread: dump.unread().to_vec(),
         cut: options.cut,
@@ -119,11 +119,7 @@ fn spooled(folder: &Path) -> impl FnOnce(std::io::Error) -> Error {
 }
 
 fn chosen(options: &AnalyzeOptions, layers: &[Layer]) -> Result<Vec<usize>> {
-    let refuse = |field: &str, problem: String| Error::Recipe {
-        file: options.input.display().to_string(),
-        field: field.into(),
-        problem,
-    };
+    let refuse = |field: &str, problem: String| Error::Recipe { file: options.called(), field: field.into(), problem };
     if options.sequences == Some(0) || options.rounds == 0 {
         let field = if options.rounds == 0 { "rounds" } else { "sequences" };
         return Err(refuse(field, "is 0, must be at least 1".into()));
@@ -137,9 +133,7 @@ fn chosen(options: &AnalyzeOptions, layers: &[Layer]) -> Result<Vec<usize>> {
     let place = |name: &String| {
         let there = || layers.iter().map(|layer| layer.name.as_str()).collect::<Vec<_>>().join(", ");
         let found = layers.iter().position(|layer| layer.name == *name);
-        found.ok_or_else(|| {
-            refuse("layers", format!("names `{name}`, which the file does not hold; it has {}", there()))
-        })
+        found.ok_or_else(|| refuse("layers", format!("names `{name}`, which is not there; it has {}", there())))
     };
     options.layers.iter().map(place).collect()
 }

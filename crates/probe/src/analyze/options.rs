@@ -56,6 +56,11 @@ pub struct AnalyzeOptions {
 }
 
 impl AnalyzeOptions {
+    /// What the input is called in results and errors.
+    pub(super) fn called(&self) -> String {
+        self.name.clone().unwrap_or_else(|| self.input.display().to_string())
+    }
+
     /// All mechanisms on all of `input`.
     pub fn new(input: impl Into<PathBuf>) -> Self {
         let preset = |id: &&str| Mechanism::preset(id).expect("the ids name presets").into();

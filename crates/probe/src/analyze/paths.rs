@@ -52,9 +52,8 @@ impl PathReport {
 
 /// Refuses pairs that no layer has, and layers whose graphs are not looked at whole.
 pub(super) fn check<'a>(options: &AnalyzeOptions, mut layers: impl Iterator<Item = &'a Layer>) -> Result<()> {
-    let refuse = |field: &str, problem: String| {
-        Err(Error::Recipe { file: options.input.display().to_string(), field: field.into(), problem })
-    };
+    let refuse =
+        |field: &str, problem: String| Err(Error::Recipe { file: options.called(), field: field.into(), problem });
     for (at, pair @ [from, to]) in options.paths.iter().enumerate() {
         if from == to {
             return refuse("path", format!("goes from token {from} to itself; name two tokens"));

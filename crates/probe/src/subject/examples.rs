@@ -110,7 +110,7 @@ pub(super) fn pictures(expects: &PictureExpectation, material: &Material, count:
         Material::Data(Data::Pictures(dataset)) => of_dataset(expects, dataset, count),
         Material::Pictures { input, boxes } => {
             let files = if input.is_dir() { picture_files(input)? } else { vec![input.clone()] };
-            if let Some(boxes) = boxes.as_deref().filter(|boxes| files.len() > 1 && !boxes.is_dir()) {
+            if let Some(boxes) = boxes.as_deref().filter(|boxes| files.len() > 1 && boxes.is_file()) {
                 let problem = format!(
                     "is of one picture, and there are {}; name a folder with NAME.xml for each NAME.jpg",
                     files.len()

@@ -59,12 +59,13 @@ impl Layout {
             }
             None if !tied => drop(file.require("k", "only a tied mechanism has none")?),
             Some(k) => {
-                axes(&k)?;
+                let [_, heads_of_k, seq_of_k, _] = axes(&k)?;
                 let expected = [batch, kv_heads, keys, head_dim];
+                let beside = if [heads_of_k, seq_of_k] == [kv_heads, keys] { ("q", &q) } else { ("v", &v) };
                 fit(
                     file,
                     ("k", &k),
-                    ("q", &q),
+                    beside,
                     &expected,
                     "k needs the batch and head_dim of q, the heads and seq_kv of v",
                 )?;

@@ -108,6 +108,10 @@ pub fn run(args: &Attend, global: &Global) -> Result<()> {
         let layer = by_head::layer(args, global, &text)?;
         return by_head::run(args, global, &layer, &file, destination);
     }
+    if let Some(layer) = args.layer.as_ref().filter(|_| !file.is_layer()) {
+        let problem = format!("has no tensor `{layer}.q` (--layer); it holds: {}", file.names().join(", "));
+        return Err(Error::file(&args.input, problem));
+    }
     let mechanism = read_mechanism(&args.config)?;
     let mechanism = match global.seed {
         Some(seed) => mechanism.with_seed(seed),

@@ -60,7 +60,10 @@ impl Core<'_> {
             head.score.row(self.call.level, row, None);
             let most = largest(row);
             let within = most >= -MOST_LOG;
-            row.iter_mut().for_each(|x| *x = if within { (*x - most).exp() } else { 0.0 });
+            // What lies beyond the landmarks is the affinity with a place that is none of them, and may be far above all of theirs.
+            let (own, beyond) = row.split_at_mut(head.count);
+            own.iter_mut().for_each(|x| *x = if within { (*x - most).exp() } else { 0.0 });
+            beyond.fill(0.0);
         }
     }
 
@@ -141,7 +144,8 @@ impl Core<'_> {
             let (floor, own) = (floor_of(factors, part, i), norm(&c[..loaded.landmarks]));
             if floor != 0.0 && own > 0.0 {
                 let rate = floor * length / own;
-                dc.iter_mut().zip(c).for_each(|(dc, &c)| *dc += (rate * f64::from(c)) as f32);
+                let own = dc.iter_mut().zip(&c[..loaded.landmarks]);
+                own.for_each(|(dc, &c)| *dc += (rate * f64::from(c)) as f32);
             }
         }
     }
