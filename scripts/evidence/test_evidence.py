@@ -130,6 +130,7 @@ class Running(unittest.TestCase):
         self.assertIn("/programs/examples/tables two --seed $seed", script)
         with mock.patch.dict("os.environ", {"RESOLVENT_DATA": "/data"}):
             self.assertEqual(placed("train --data imdb:DIR < DIR/imdb/a"), "train --data imdb:/data/imdb < /data/imdb/a")
+            self.assertEqual(placed("train --data images:DIR/cifar10/a"), "train --data images:/data/cifar10/a")
         with mock.patch.dict("os.environ", clear=True), self.assertRaises(RuntimeError):
             placed("train --data imdb:DIR")
 
