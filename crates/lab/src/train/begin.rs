@@ -64,8 +64,8 @@ pub(super) fn open<'a, T: Task>(
 pub(super) fn check_vocabulary(recipe: &Recipe, trained: &Checkpoint) -> Result<()> {
     use Expectation::{Corpus, Matches, Pairs, Texts};
     let theirs = &trained.state.recipe.text;
-    let as_long = TextRecipe { max_tokens: theirs.max_tokens, ..recipe.text.clone() };
-    let [ours, theirs] = [&as_long, theirs].map(|text| serde_json::to_value(text).unwrap_or_default());
+    let of_their_length = TextRecipe { max_tokens: theirs.max_tokens, ..recipe.text.clone() };
+    let [ours, theirs] = [&of_their_length, theirs].map(|text| serde_json::to_value(text).unwrap_or_default());
     match first_difference("text", &theirs, &ours) {
         Some((field, theirs, ours))
             if matches!(trained.state.expects, Texts(_) | Matches(_) | Pairs(_) | Corpus(_)) =>
