@@ -3,6 +3,7 @@
 
 mod support;
 
+use resolvent_kernels::{Extras, Inputs, Mask, Mechanism, Shape, reference};
 use serde_json::{Value, json};
 use support::{Outcome, Sandbox, Tensors, resolvent};
 
@@ -98,6 +99,85 @@ fn the_matched_scale_matches() {
     let json = configured(&sandbox, &tensors, &json!({"mechanism": "fna", "norm_exponent": 1.0}), &[]);
     let graph = &head(&json, "fna", 0)["graph"];
     assert!(graph["matched_kappa"].is_null() && graph["notes"].to_string().contains("density"), "{graph}");
+}
+
+/// A head's slopes, maps and draws are those that it has in the call, not those of a call with one head and one sequence.
+#[test]
+fn heads_have_what_their_call_gives_them() {
+    let sandbox = Sandbox::new();
+    let tensors = Tensors::call(&[2, 3, N, D]);
+    let [q, k] = ["q", "k"].map(|name| tensors.values(name));
+    let shape = Shape::square(1, 3, N, D);
+    for config in [
+        json!({"mechanism": "softmax", "bias": "alibi"}),
+        json!({"mechanism": "fna", "bias": "alibi"}),
+        json!({"mechanism": "linformer", "count": 8, "per_head": true}),
+        json!({"mechanism": "soft", "landmarks": {"kind": "random", "count": 6, "seed": 3}}),
+    ] {
+        let analysis = configured(&sandbox, &tensors, &config, &[]);
+        let mechanism = Mechanism::from_value(config.clone()).unwrap();
+        for sequence in 0..2 {
+            let of = |x: &[f64]| x[sequence * 3 * N * D..][..3 * N * D].to_vec();
+            let (q, k, v) = (of(&q), of(&k), vec![0.0; 3 * N * D]);
+            let k = (!mechanism.tied).then_some(&k[..]);
+            let extras = Extras::default().with_first_sequence(sequence);
+            let inputs = Inputs { q: &q, k, v: &v, extras };
+            let call = reference::forward(&mechanism, &shape, &inputs, &Mask::NONE).unwrap();
+            for (number, weights) in call.weights().chunks(N * N).enumerate() {
+                let sums: Vec<f64> = weights.chunks(N).map(|row| row.iter().sum()).collect();
+                let own = |found: &&Value| {
+                    found["mechanism"] == mechanism.id() && found["head"] == number && found["sequence"] == sequence
+                };
+                let heads = analysis["heads"].as_array().unwrap();
+                let graph = &heads.iter().rev().find(own).unwrap()["graph"];
+                near(&graph["row_sums"][0], sums.iter().copied().fold(f64::INFINITY, f64::min), 1e-4);
+                near(&graph["row_sums"][2], sums.iter().copied().fold(f64::NEG_INFINITY, f64::max), 1e-4);
+                if let Some(rows) = graph["perplexity"].as_f64() {
+                    assert!((rows - perplexity(|i, j| weights[i * N + j])).abs() < 1e-3, "{config}, {number}: {rows}");
+                }
+            }
+        }
+    }
+}
+
+/// Eigenvalues of triangular weights are their diagonal, and all copies of one count.
+#[test]
+fn eigenvalues_of_weights_that_are_far_from_normal() {
+    let sandbox = Sandbox::new();
+    let mut tensors = Tensors::default();
+    let q: Vec<f32> = (0..60 * D).map(|at| 3.0 * (at as f32 * 1.7).sin()).collect();
+    tensors.f32("q", &[60, D], &q).noise("v", &[60, D], 4);
+    let json = analyze(&sandbox, &tensors, &["--causal", "--full"]);
+    let graph = &head(&json, "softmax", 0)["graph"];
+    let token = |i: usize| q[i * D..][..D].iter().map(|&x| f64::from(x)).collect::<Vec<_>>();
+    let score = |i: usize, j: usize| dot(&token(i), &token(j)) / (D as f64).sqrt();
+    let own = |i: usize| 1.0 / (0..=i).map(|j| (score(i, j) - score(i, i)).exp()).sum::<f64>();
+    let mut diagonal: Vec<f64> = (0..60).map(own).collect();
+    diagonal.sort_by(|a, b| b.total_cmp(a));
+    near(&graph["walk_gap"], 1.0 - diagonal[1], 1e-9);
+    for (modulus, expected) in graph["full"]["moduli"].as_array().unwrap().iter().zip(&diagonal) {
+        near(modulus, *expected, 1e-9);
+    }
+    let json = configured(&sandbox, &tensors, &json!({"mechanism": "local", "window": 1}), &["--full"]);
+    near(&head(&json, "local", 0)["graph"]["walk_gap"], 0.0, 1e-12);
+}
+
+/// Calls that f32 refuses have no time and no row sums, and are not taken for ones that return nothing.
+#[test]
+fn refused_calls_are_not_measured() {
+    let sandbox = Sandbox::new();
+    let mut tensors = Tensors::call(&[3, 2, N, D]);
+    let mut q: Vec<f32> = tensors.values("q").iter().map(|&x| x as f32).collect();
+    for sequence in 0..2 {
+        q[sequence * 2 * N * D] = 400.0;
+    }
+    tensors.f32("q", &[3, 2, N, D], &q);
+    let json = analyze(&sandbox, &tensors, &["--mechanisms", "performer"]);
+    let calls: Vec<&Value> = json["calls"].as_array().unwrap().iter().collect();
+    let of = |sequence: usize| calls.iter().find(|c| c["name"] == "performer" && c["sequence"] == sequence).unwrap();
+    assert!(of(0)["seconds"].is_null() && of(2)["seconds"].is_number(), "{} {}", of(0), of(2));
+    let sentence = json["verdicts"][1]["sentence"].as_str().unwrap();
+    assert!(sentence.contains("not finite") && !sentence.contains("no weight at all"), "{sentence}");
 }
 
 /// The map's coordinates are eigenvectors of the walk times their eigenvalues, of one size under the stationary distribution.
@@ -256,6 +336,26 @@ fn the_report_names_layers_and_counts_heads() {
     let outcome = command(&sandbox, &masked, &[]);
     let told = outcome.failure(1);
     assert!(told.contains("[1, 3]") && told.contains("expected [2, 3]"), "{told}");
+}
+
+/// Tokens keep their places: a mask leaves out some at the ends, not between others, and none that queries are aligned with.
+#[test]
+fn masks_that_would_move_tokens_are_refused() {
+    let sandbox = Sandbox::new();
+    let mut holes = Tensors::call(&[1, N, D]);
+    let absent = |at: usize| u8::from(at % 3 != 2);
+    holes.u8("key_mask", &[1, N], &(0..N).map(absent).collect::<Vec<_>>());
+    let outcome = command(&sandbox, &holes, &["--mechanisms", "local"]);
+    assert!(outcome.failure(1).contains("between others"), "{}", outcome.failure(1));
+    let mut ends = Tensors::call(&[1, N, D]);
+    ends.u8("key_mask", &[1, N], &(0..N).map(|at| u8::from((2..N - 3).contains(&at))).collect::<Vec<_>>());
+    command(&sandbox, &ends, &["--mechanisms", "local"]).success();
+    let mut cross = Tensors::default();
+    cross.noise("q", &[1, 1, N, D], 1).noise("k", &[1, 1, N + 4, D], 2).noise("v", &[1, 1, N + 4, D], 3);
+    cross.u8("key_mask", &[1, N + 4], &(0..N + 4).map(|at| u8::from(at < N)).collect::<Vec<_>>());
+    command(&sandbox, &cross, &["--mechanisms", "uniform"]).success();
+    let outcome = command(&sandbox, &cross, &["--mechanisms", "uniform", "--causal"]);
+    assert!(outcome.failure(1).contains("key_mask"), "{}", outcome.failure(1));
 }
 
 /// As many keys as queries, by a mask, are still other tokens: no graph, and nothing of what needs one.

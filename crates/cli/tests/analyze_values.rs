@@ -212,6 +212,7 @@ fn disconnected_graphs_have_free_cuts() {
         let graph = &head(&json, id, 0)["graph"];
         assert_eq!((graph["gap"].as_f64().unwrap() < 1e-9, graph["cheeger"].as_f64()), (true, Some(0.0)), "{graph}");
         assert!(graph["mixing"].is_null() && graph["notes"].to_string().contains("never mixes"));
+        assert!(graph.get("diffusion_map").is_none() && graph["notes"].to_string().contains("no map of it"));
     }
 }
 

@@ -6,7 +6,7 @@ use resolvent_kernels::{
 };
 
 use crate::{
-    AttentionOperator, LinearOperator, Power, Result, subdominant_ratio,
+    AttentionOperator, Lanczos, LinearOperator, Power, Result,
     vector::{dot, norm},
 };
 
@@ -81,7 +81,7 @@ pub struct PerronReport {
     pub uniform: Alignment,
     /// The norms `|q_i|`.
     pub energies: Alignment,
-    /// [`subdominant_ratio`] of the affinities: the smaller, the faster hops forget where they started.
+    /// The second largest eigenvalue of the affinities by size over the largest: the smaller, the faster hops forget where they started.
     pub subdominant_ratio: f64,
     /// By how much the last step still changed the Perron vector.
     pub change: f64,
@@ -114,10 +114,21 @@ impl PerronReport {
             weights: Alignment::of(&a, &reference),
             uniform: Alignment::of(&vec![1.0; reference.len()], &reference),
             energies: Alignment::of(&energies, &reference),
-            subdominant_ratio: subdominant_ratio(&affinity, &power, 40)?,
+            subdominant_ratio: second_over_first(&affinity)?,
             change: pair.change,
         })
     }
+}
+
+/// `|lambda_2| / lambda_1` of a symmetric operator in f32 whose weights are not negative.
+fn second_over_first(m: &AttentionOperator) -> Result<f64> {
+    let found = Lanczos { largest: 2, smallest: 1, tol: 1e-5, ..Lanczos::default() }.eigenpairs(m)?;
+    let mut sizes: Vec<f64> = found.values.iter().map(|x| x.abs()).collect();
+    sizes.sort_by(|a, b| b.total_cmp(a));
+    Ok(match sizes[..] {
+        [first, second, ..] if first > 0.0 => second / first,
+        _ => 0.0,
+    })
 }
 
 #[cfg(test)]

@@ -11,6 +11,41 @@ use resolvent_kernels::{
 
 use crate::{Dense, Error, LinearOperator, Result, error::check_len, vector::dot};
 
+/// What a head has of its call beside queries and keys: numbers of its own, and which of the draws are its.
+#[derive(Debug, Clone, PartialEq, Default)]
+pub struct HeadExtras {
+    /// Parameters of a call with this head alone.
+    pub parameters: Vec<(Parameter, Vec<f32>)>,
+    /// See [`Extras::first_sequence`].
+    pub first_sequence: usize,
+}
+
+impl HeadExtras {
+    /// Those of head `head` of a call of sizes `shape` that gives `given`: of biases and maps, which heads have one by one whether a call
+    /// gives them or not.
+    pub fn of(
+        mechanism: &Mechanism,
+        shape: &Shape,
+        head: usize,
+        given: &[(Parameter, Vec<f32>)],
+        first_sequence: usize,
+    ) -> Self {
+        let own = |parameter: Parameter| {
+            let given = given.iter().find(|(known, _)| *known == parameter).map(|(_, values)| values.clone());
+            let values = given.unwrap_or_else(|| mechanism.parameter_default(parameter, shape));
+            (parameter, values[mechanism.parameter_part(parameter, shape, head)].to_vec())
+        };
+        let by_head = |parameter: &Parameter| *parameter == Parameter::Bias || parameter.is_map();
+        let parameters = mechanism.parameters().into_iter().filter(by_head).map(own).collect();
+        Self { parameters, first_sequence }
+    }
+
+    fn extras(&self) -> Extras<'_> {
+        let none = Extras::default().with_first_sequence(self.first_sequence);
+        self.parameters.iter().fold(none, |extras, (parameter, values)| extras.with(*parameter, values))
+    }
+}
+
 /// The matrix `M(q, k)` that one head of a mechanism multiplies its values with, decay included, known by `M x` and
 /// `M^T x` in O(N) memory.
 ///
@@ -23,6 +58,7 @@ pub struct AttentionOperator {
     q: Vec<f32>,
     k: Option<Vec<f32>>,
     keep: Option<Vec<bool>>,
+    extras: HeadExtras,
     /// Of a clustered mechanism: made once, so that every product has the same graph.
     clusters: Option<ClusterPlan>,
     ones: Vec<f32>,
@@ -45,6 +81,22 @@ impl AttentionOperator {
         keep: Option<&[bool]>,
         strategy: Strategy,
     ) -> Result<Self> {
+        Self::of_call(mechanism, seq, q, k, keep, HeadExtras::default(), strategy)
+    }
+
+    /// [`AttentionOperator::new`] of a head that its call gives something of its own.
+    ///
+    /// # Errors
+    /// As [`AttentionOperator::new`].
+    pub fn of_call(
+        mechanism: &Mechanism,
+        seq: usize,
+        q: &[f32],
+        k: Option<&[f32]>,
+        keep: Option<&[bool]>,
+        extras: HeadExtras,
+        strategy: Strategy,
+    ) -> Result<Self> {
         let head_dim = q.len() / seq.max(1);
         check_len("q", q.len(), seq * head_dim)?;
         // The graph has a row per token, also where the mechanism would return a common row once.
@@ -54,7 +106,7 @@ impl AttentionOperator {
         let (k, keep) = (k.map(<[f32]>::to_vec), keep.map(<[bool]>::to_vec));
         let stats = vec![0.0; op.plan().stats];
         let (ones, row_sums, scratch) = (vec![1.0; seq], vec![0.0; seq], RefCell::default());
-        let mut graph = Self { op, q: q.to_vec(), k, keep, clusters: None, ones, row_sums, stats, scratch };
+        let mut graph = Self { op, q: q.to_vec(), k, keep, extras, clusters: None, ones, row_sums, stats, scratch };
         if graph.op.mechanism().clustering().is_some() {
             let (inputs, mask) = graph.inputs(&graph.ones);
             graph.clusters = Some(graph.op.clusters(&inputs, &mask)?.into_owned());
@@ -132,7 +184,7 @@ impl AttentionOperator {
             return Ok(None);
         }
         let (q, k, v) = (wide(&self.q), self.k.as_deref().map(wide), vec![0.0; self.len()]);
-        let inputs = Inputs { q: &q, k: k.as_deref(), v: &v, extras: Extras::default() };
+        let inputs = Inputs { q: &q, k: k.as_deref(), v: &v, extras: self.extras.extras() };
         let mask = self.keep.as_deref().map_or(Mask::NONE, Mask::padding);
         let found = reference::forward(mechanism, self.op.shape(), &inputs, &mask)?;
         Ok(Some((Dense::new(self.len(), found.weights().to_vec())?, found.lse)))
@@ -160,7 +212,8 @@ impl AttentionOperator {
     }
 
     fn inputs<'a>(&'a self, v: &'a [f32]) -> (Inputs<'a, f32>, Mask<'a>) {
-        let extras = self.clusters.as_ref().map_or_else(Extras::default, |plan| Extras::default().with_clusters(plan));
+        let own = self.extras.extras();
+        let extras = self.clusters.as_ref().map_or(own, |plan| own.with_clusters(plan));
         let inputs = Inputs { q: &self.q, k: self.k.as_deref(), v, extras };
         (inputs, self.keep.as_deref().map_or(Mask::NONE, Mask::padding))
     }

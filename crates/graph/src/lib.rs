@@ -48,7 +48,7 @@ mod spectrum;
 mod vector;
 
 pub use alignment::{Alignment, PerronReport, cosine, spearman};
-pub use attention::AttentionOperator;
+pub use attention::{AttentionOperator, HeadExtras};
 pub use centrality::{Distribution, Walk};
 pub use clusters::{ClusterFit, asymmetry, degree_ratio, two_stage_distortion};
 use eigen::dense;

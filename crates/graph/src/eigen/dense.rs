@@ -2,6 +2,7 @@
 
 use faer::{Mat, MatRef, Side};
 
+use super::parts::strongly_connected;
 use crate::{Dense, Error, LinearOperator, Result};
 
 /// A complex number.
@@ -53,15 +54,25 @@ pub fn symmetric_eigen(m: &Dense) -> Result<SymmetricEigen> {
     Ok(SymmetricEigen { values: found.S().column_vector().iter().copied().collect(), vectors })
 }
 
-/// All eigenvalues of any matrix, by descending modulus.
+/// All eigenvalues of any matrix, by descending modulus: part by strongly connected part, so that those of a triangular matrix, as causal
+/// weights are, are its diagonal, however far it is from normal.
 ///
 /// # Errors
 /// [`Error::NotFinite`], [`Error::Decomposition`].
 pub fn eigenvalues(m: &Dense) -> Result<Vec<Complex>> {
     check_finite(m)?;
-    let failed = |_| Error::Decomposition { what: "eigenvalues", tokens: m.len() };
-    let found = view(m).eigenvalues().map_err(failed)?;
-    let mut values: Vec<_> = found.into_iter().map(|x| Complex { re: x.re, im: x.im }).collect();
+    let mut values = Vec::with_capacity(m.len());
+    for part in strongly_connected(m) {
+        match part[..] {
+            [token] => values.push(Complex { re: m.row(token)[token], im: 0.0 }),
+            _ => {
+                let own = Dense::from_fn(part.len(), |i, j| m.row(part[i])[part[j]]);
+                let failed = |_| Error::Decomposition { what: "eigenvalues", tokens: m.len() };
+                let found = view(&own).eigenvalues().map_err(failed)?;
+                values.extend(found.into_iter().map(|x| Complex { re: x.re, im: x.im }));
+            }
+        }
+    }
     values.sort_by(|a, b| b.modulus().total_cmp(&a.modulus()));
     Ok(values)
 }

@@ -3,6 +3,7 @@
 mod arnoldi;
 pub(crate) mod dense;
 mod lanczos;
+mod parts;
 mod tall;
 
 pub use arnoldi::{Arnoldi, RitzValue};

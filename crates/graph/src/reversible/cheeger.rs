@@ -51,7 +51,7 @@ pub fn sweep_cut(graph: &Reversible, spectrum: &Spectrum) -> Option<Sweep> {
 }
 
 /// The tokens that `from` is joined with.
-fn component(graph: &Reversible, from: usize) -> Vec<bool> {
+pub(super) fn component(graph: &Reversible, from: usize) -> Vec<bool> {
     let mut joined = vec![false; graph.len()];
     joined[from] = true;
     let mut open = vec![from];

@@ -8,7 +8,8 @@ fn right_vector(vector: &[f64], pi: &[f64]) -> Vec<f64> {
 }
 
 /// The diffusion map: token `i` at `(eta_l^tau psi_l(i))`, `l = 1..=channels`, one vector per token. Negative `eta`, which
-/// have no real power, count as 0. "Fractional neural attention ...", eq. 36.
+/// have no real power, count as 0. For a graph that [`Reversible::is_connected`]: of one in parts it is arbitrary which of the vectors
+/// with the eigenvalue 1 comes first and is left out. "Fractional neural attention ...", eq. 36.
 pub fn diffusion_map(graph: &Reversible, spectrum: &Spectrum, channels: usize, tau: f64) -> Vec<Vec<f64>> {
     let pi = graph.stationary();
     let axes: Vec<Vec<f64>> = spectrum.vectors.iter().skip(1).take(channels).map(|v| right_vector(v, &pi)).collect();
@@ -17,10 +18,11 @@ pub fn diffusion_map(graph: &Reversible, spectrum: &Spectrum, channels: usize, t
 }
 
 /// Squared diffusion distances `sum_y (P^tau_iy - P^tau_jy)^2 / pi_y`, `[n, n]`: how differently walkers from two tokens
-/// are spread after `tau` steps. "Fractional neural attention ...", eq. 37. For a graph without isolated tokens.
+/// are spread after `tau` steps. "Fractional neural attention ...", eq. 37. For a graph without isolated tokens; it may be in parts.
 pub fn diffusion_distances(graph: &Reversible, spectrum: &Spectrum, tau: u32) -> Vec<f64> {
     let (n, pi) = (spectrum.values.len(), graph.stationary());
-    let axes = spectrum.vectors.iter().zip(&spectrum.values).skip(1).map(|(vector, lambda)| {
+    // All of them: of a connected graph the first is the same for every token, of one in parts none need be.
+    let axes = spectrum.vectors.iter().zip(&spectrum.values).map(|(vector, lambda)| {
         let power = (1.0 - lambda).abs().powi(tau.min(i32::MAX as u32) as i32);
         right_vector(vector, &pi).into_iter().map(|x| x * power).collect::<Vec<_>>()
     });

@@ -12,6 +12,8 @@ pub use diffusion::{diffusion_distances, diffusion_map, generator};
 pub use mixing::{mixing_bounds, mixing_time};
 pub use streamed::StreamedReversible;
 
+use cheeger::component;
+
 use crate::{Dense, Error, LinearOperator, Result, SymmetricEigen, dense::check_finite, symmetric_eigen};
 
 /// A stored graph of symmetric non-negative weights `W`, held as `N = D^-1/2 W D^-1/2` and the logarithms of its degrees
@@ -71,6 +73,12 @@ impl Reversible {
     /// The stationary distribution: each token's share of all degrees.
     pub fn stationary(&self) -> Vec<f64> {
         shares(&self.log_degree)
+    }
+
+    /// Whether a walker comes from every token to every other. A token without edges is reached from none.
+    pub fn is_connected(&self) -> bool {
+        let joined = self.len() > 0 && component(self, 0).iter().all(|&joined| joined);
+        joined && (self.len() == 1 || !self.log_degree.contains(&f64::NEG_INFINITY))
     }
 
     /// The walk `P = D^-1 W`: `P_ij = N_ij sqrt(D_j / D_i)`.

@@ -70,8 +70,9 @@ impl Mechanism {
         }
     }
 
-    /// Which elements of one of [`Mechanism::parameters`] belong to a batch element and head.
-    pub(crate) fn parameter_part(&self, parameter: Parameter, shape: &Shape, slice: usize) -> std::ops::Range<usize> {
+    /// Which elements of one of [`Mechanism::parameters`] in a call of sizes `shape` belong to a batch element and head, `slice`: batch
+    /// entry times heads plus head.
+    pub fn parameter_part(&self, parameter: Parameter, shape: &Shape, slice: usize) -> std::ops::Range<usize> {
         match (self.bias, parameter) {
             (Some(bias), Parameter::Bias) => bias.part(shape, slice),
             _ if parameter.is_map() && self.projected().is_some_and(|m| !m.per_head) => {

@@ -1,11 +1,14 @@
 //! One head's token graph, under one mechanism.
 
 use resolvent_graph::{
-    Alignment, Arnoldi, AttentionOperator, ClusterFit, DENSE_MAX, Dense, Error, Lanczos, LinearOperator, PerronReport,
+    Alignment, AttentionOperator, ClusterFit, DENSE_MAX, Error, HeadExtras, Lanczos, LinearOperator, PerronReport,
     Rank, Reversible, Spectrum, StreamedReversible, Walk, degree_ratio, diffusion_map, eigenvalues, markov,
     mixing_bounds, mixing_time, row_perplexity, sin_theta, singular_values, sweep_cut, two_stage_distortion,
 };
-use resolvent_kernels::{ClusterPlan, Mechanism, Strategy, mechanism::Ssa};
+use resolvent_kernels::{
+    ClusterPlan, Mechanism, Strategy,
+    mechanism::{ClusterOn, Ssa},
+};
 
 use super::{
     AnalyzeOptions,
@@ -43,6 +46,8 @@ pub struct Head<'a> {
     pub q: &'a [f32],
     /// Keys; `None` where they are the queries.
     pub k: Option<&'a [f32]>,
+    /// What the mechanism's call has for this head alone.
+    pub extras: &'a HeadExtras,
     /// Of a clustered mechanism: the plan of the call that the head is one of, and which.
     pub plan: Option<(&'a ClusterPlan, usize)>,
     /// Whether its diffusion map is wanted.
@@ -55,6 +60,7 @@ pub struct Head<'a> {
 #[derive(Debug)]
 pub struct Baseline {
     mechanism: Mechanism,
+    extras: HeadExtras,
     /// Tokens that its rows attend to, of those that [`matched_kappa`] looks at.
     sharpness: f64,
     shares: Vec<f64>,
@@ -73,7 +79,8 @@ pub fn diagnose(
     options: &AnalyzeOptions,
 ) -> resolvent_graph::Result<(GraphReport, Option<Baseline>)> {
     let keys = if mechanism.tied { None } else { Some(head.k.unwrap_or(head.q)) };
-    let mut operator = AttentionOperator::new(mechanism, head.tokens, head.q, keys, None, Strategy::Auto)?;
+    let extras = head.extras.clone();
+    let mut operator = AttentionOperator::of_call(mechanism, head.tokens, head.q, keys, None, extras, Strategy::Auto)?;
     if let Some((plan, index)) = head.plan {
         operator = operator.with_clusters(plan, index)?;
     }
@@ -95,12 +102,17 @@ pub fn diagnose(
     let made = diagnose_stored(mechanism, &stored, &mut report, baseline, head, options);
     let values = mechanism.values();
     let ssa = values.as_ssa().filter(|ssa| !ssa.routes_queries());
-    if let (Some(ssa), Some(plan), Some(baseline)) = (ssa, operator.clusters(), baseline) {
+    let apart = ssa.as_ref().is_some_and(|ssa| ssa.cluster_on == ClusterOn::Dual);
+    if apart {
+        remark(&mut report.notes, "queries and keys are in clusters of their own: nothing told of these".into());
+    }
+    if let (Some(ssa), Some(plan), Some(baseline)) = (ssa.filter(|_| !apart), operator.clusters(), baseline) {
         clusters(&ssa, head, plan, baseline, &mut report, options.full);
     }
     let found = landmarks(mechanism, head, options.full);
     report.landmarks = note(&mut report.notes, found).flatten();
-    if let (Some(fna), Some(baseline)) = (values.as_fna(), baseline) {
+    let fna = values.as_fna().filter(|_| values.bias.is_none());
+    if let (Some(fna), Some(baseline)) = (fna, baseline) {
         match note(&mut report.notes, matched_kappa(&fna, head, baseline.sharpness)) {
             Some(Ok(kappa)) => report.matched_kappa = Some(kappa),
             Some(Err(why)) => remark(&mut report.notes, why.into()),
@@ -118,7 +130,8 @@ fn clusters(ssa: &Ssa, head: Head<'_>, plan: &ClusterPlan, baseline: &Baseline, 
     let labels: Vec<usize> = labels.iter().enumerate().map(alone).collect();
     // Made again rather than kept: the kernels of all heads of a layer would take much memory.
     let keys = if baseline.mechanism.tied { None } else { Some(head.k.unwrap_or(head.q)) };
-    let softmax = AttentionOperator::new(&baseline.mechanism, head.tokens, head.q, keys, None, Strategy::Auto);
+    let (mechanism, extras) = (&baseline.mechanism, baseline.extras.clone());
+    let softmax = AttentionOperator::of_call(mechanism, head.tokens, head.q, keys, None, extras, Strategy::Auto);
     let fit = softmax.and_then(|softmax| ClusterFit::new(&Stored::new(&softmax)?.kernel(), &labels));
     report.clusters = note(&mut report.notes, fit);
     if !full {
@@ -207,10 +220,13 @@ fn diagnose_stored(
     let mut notes = std::mem::take(&mut report.notes);
     let perplexity = note(&mut notes, row_perplexity(&stored.weights));
     report.perplexity = perplexity.map(|rows| rows.iter().sum::<f64>() / rows.len().max(1) as f64);
+    let mut moduli = None;
     if options.full {
         report.asymmetry = note(&mut notes, stored.asymmetry());
-        report.walk_gap = note(&mut notes, walk_gap(&stored.weights));
+        moduli = note(&mut notes, eigenvalues(&stored.weights));
     }
+    let moduli: Option<Vec<f64>> = moduli.map(|values| values.into_iter().map(|value| value.modulus()).collect());
+    report.walk_gap = moduli.as_deref().map(walk_gap);
     let step = if options.full { 1 } else { n.div_ceil(SOURCES).max(1) };
     report.hops = note(&mut notes, stored.paths((0..n).step_by(step).collect())).map(|paths| paths.summary());
     paths::add(options, head.words, stored, report, &mut notes);
@@ -235,7 +251,9 @@ fn diagnose_stored(
         if options.full {
             mixing(graph, spectrum, report, &mut notes);
         }
-        if options.full && head.mapped {
+        if options.full && head.mapped && !graph.is_connected() {
+            remark(&mut notes, "the graph is in parts, or has tokens without edges: no map of it".into());
+        } else if options.full && head.mapped {
             let places = diffusion_map(graph, spectrum, 2, 1.0).into_iter();
             let places: Vec<[f64; 2]> = places.filter_map(|at| <[f64; 2]>::try_from(at).ok()).collect();
             report.diffusion_map = if places.iter().flatten().all(|x| x.is_finite()) { places } else { Vec::new() };
@@ -245,7 +263,7 @@ fn diagnose_stored(
         }
     }
     if options.full {
-        report.full = note(&mut notes, full_report(stored, graph.as_ref()));
+        report.full = moduli.and_then(|moduli| note(&mut notes, full_report(stored, moduli, graph.as_ref())));
         if graph.is_some() && report.full.as_ref().is_some_and(|full| full.mixing_time.is_none()) {
             remark(&mut notes, "walkers have not forgotten where they started after 2^20 steps: no mixing time".into());
         }
@@ -257,25 +275,22 @@ fn diagnose_stored(
     let mut spectrum = spectrum?;
     spectrum.vectors.truncate(SPAN);
     let sharpness = mean_perplexity(sampled(n).map(|row| stored.weights.row(row)));
-    Some(Baseline { mechanism: mechanism.clone(), sharpness, shares: shares?, spectrum })
+    let extras = head.extras.clone();
+    Some(Baseline { mechanism: mechanism.clone(), extras, sharpness, shares: shares?, spectrum })
 }
 
-/// See [`GraphReport::walk_gap`]: by Arnoldi's iteration, which is exact on few tokens; where it does not converge, by all
-/// eigenvalues.
-fn walk_gap(weights: &Dense) -> resolvent_graph::Result<f64> {
-    let moduli: Vec<f64> = match Arnoldi::default().eigenvalues(weights) {
-        Ok(found) => found.iter().map(|found| found.value.modulus()).collect(),
-        Err(Error::Eigen { .. }) => eigenvalues(weights)?.into_iter().map(|value| value.modulus()).collect(),
-        Err(other) => return Err(other),
-    };
-    let first = moduli.first().copied().unwrap_or(0.0);
-    Ok(1.0 - if first > 0.0 { moduli.get(1).copied().unwrap_or(0.0) / first } else { 0.0 })
+/// See [`GraphReport::walk_gap`], from all moduli, descending.
+fn walk_gap(moduli: &[f64]) -> f64 {
+    match *moduli {
+        [first, second, ..] if first > 0.0 => 1.0 - second / first,
+        _ => 1.0,
+    }
 }
 
-fn full_report(stored: &Stored, graph: Option<&Reversible>) -> resolvent_graph::Result<FullReport> {
+fn full_report(stored: &Stored, moduli: Vec<f64>, graph: Option<&Reversible>) -> resolvent_graph::Result<FullReport> {
     let singular_values = singular_values(&stored.weights)?;
     Ok(FullReport {
-        moduli: eigenvalues(&stored.weights)?.into_iter().map(|value| value.modulus()).collect(),
+        moduli,
         effective_rank: Rank::of(&singular_values).effective,
         singular_values,
         mixing_time: graph.map(|graph| mixing_time(graph, MIXED)).transpose()?.flatten(),
@@ -310,11 +325,19 @@ fn mixing(graph: &Reversible, spectrum: &Spectrum, report: &mut GraphReport, not
     if report.degree_ratio.is_none() {
         remark(notes, "the degrees are further apart than f64 holds: no ratio of them".into());
     }
-    report.mixing = mixing_bounds(graph, spectrum, MIXED).ok().map(|(low, high)| [above_rounding(low), high]);
-    report.mixing = report.mixing.filter(|bounds| bounds.iter().all(|bound| bound.is_finite()));
-    if report.mixing.is_none() {
-        remark(notes, "the graph is in parts, or has tokens that no walker comes to: it never mixes".into());
-    }
+    let bounds = mixing_bounds(graph, spectrum, MIXED).ok().map(|(low, high)| [above_rounding(low), high]);
+    let bounds = bounds.filter(|bounds| bounds.iter().all(|bound| bound.is_finite()));
+    let why = match () {
+        () if !graph.is_connected() => "the graph is in parts, or has tokens that no walker comes to: it never mixes",
+        () if spectrum.absolute_gap() < ROUNDING || bounds.is_none() => {
+            "the gap is too small to be told from rounding: no bounds of how soon it mixes"
+        }
+        () => {
+            report.mixing = bounds;
+            return;
+        }
+    };
+    remark(notes, why.into());
 }
 
 /// How far the leading eigenvectors' spans are apart: of as many as both graphs tell clearly from the next.

@@ -9,7 +9,7 @@ use super::{landmarks::LandmarkReport, paths::PathReport, walks::WalkReport};
 /// `walk_gap`, `asymmetry`, `degree_ratio`, `mixing`, `distortion`, `dominant`, `walks`, `diffusion` and `diffusion_map`.
 #[derive(Debug, Clone, PartialEq, Serialize, Default)]
 pub struct GraphReport {
-    /// Least, mean and largest row sum.
+    /// Least, mean and largest row sum; null where they are not numbers.
     pub row_sums: [f64; 3],
     /// Whether no row sum exceeds one by more than rounding.
     pub substochastic: bool,
@@ -73,6 +73,13 @@ pub struct GraphReport {
     pub full: Option<FullReport>,
     /// Why something is absent.
     pub notes: Vec<String>,
+}
+
+impl GraphReport {
+    /// Of a head whose mechanism was refused.
+    pub(super) fn none(why: String) -> Self {
+        Self { row_sums: [f64::NAN; 3], notes: vec![why], ..Self::default() }
+    }
 }
 
 /// Two spans of leading eigenvectors.

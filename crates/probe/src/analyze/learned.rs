@@ -6,11 +6,16 @@ use resolvent_kernels::{Extras, Mechanism, Parameter};
 
 use crate::subject::LayerCall;
 
-/// Parameters with one number a head. Filters and landmarks are not among them.
-const PER_HEAD: [Parameter; 6] =
+/// Parameters with one number a head.
+const NUMBERS: [Parameter; 6] =
     [Parameter::Gamma, Parameter::Alpha, Parameter::Kappa, Parameter::Lambda, Parameter::Scale, Parameter::Offset];
 
-/// Numbers that a model has learned for its own mechanism, one a head: decays, orders, length scales.
+/// Whether a head has a part of a parameter's own, or shares it as it is. Filters and landmarks are not among them.
+fn is_of_heads(parameter: Parameter) -> bool {
+    NUMBERS.contains(&parameter) || parameter == Parameter::Bias || parameter.is_map()
+}
+
+/// What a model has learned for its own mechanism: decays, orders and length scales, one a head, biases and maps of tokens.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Learned {
     /// The mechanism that they belong to.
@@ -23,7 +28,7 @@ impl Learned {
     /// What `calls`, those of one example, were made with where they are of `mechanism`, on whatever grid.
     pub(super) fn new(mechanism: Mechanism, calls: &[LayerCall]) -> Self {
         let own = |call: &LayerCall| {
-            let per_head = call.parameters.iter().filter(|(parameter, _)| PER_HEAD.contains(parameter));
+            let per_head = call.parameters.iter().filter(|(parameter, _)| is_of_heads(*parameter));
             (call.place.name.clone(), per_head.cloned().collect::<Vec<_>>())
         };
         let layers = calls.iter().filter(|call| call.mechanism.id() == mechanism.id()).map(own).collect();
@@ -47,7 +52,7 @@ pub(super) fn extras(parameters: &[(Parameter, Vec<f32>)]) -> Extras<'_> {
 /// `mechanism` for `head` alone, with what it has learned in the place of its fields.
 pub(super) fn settled(mechanism: &Mechanism, parameters: &[(Parameter, Vec<f32>)], head: usize) -> Mechanism {
     let mut config = serde_json::to_value(mechanism).expect("a mechanism is plain data");
-    for (parameter, values) in parameters {
+    for (parameter, values) in parameters.iter().filter(|(parameter, _)| NUMBERS.contains(parameter)) {
         // A composition has its numbers in its parts.
         for part in ["", "/score", "/series"] {
             if let Some(field) = config.pointer_mut(&format!("{part}/{}", parameter.name())) {

@@ -32,6 +32,7 @@ use rand::SeedableRng;
 use rand_chacha::ChaCha8Rng;
 use rand_distr::{Distribution, StandardNormal};
 use rayon::prelude::*;
+use resolvent_graph::HeadExtras;
 use resolvent_kernels::{Mechanism, Parameter};
 use resolvent_lab::{Error, Result, candidate::Candidate, environment::Environment};
 
@@ -68,6 +69,15 @@ pub const RESULTS: &str = "results.json";
 pub fn run(options: &AnalyzeOptions, folder: &Path) -> Result<Option<Analysis>> {
     let mut dump = Dump::open(&options.input)?;
     let chosen = chosen(options, dump.layers())?;
+    if let Some(layer) =
+        chosen.iter().map(|&index| &dump.layers()[index]).find(|layer| options.causal && layer.is_aligned_by_mask())
+    {
+        let problem = format!(
+            "is of layer `{}`, whose masked keys queries are aligned with; leave the mask out, or --causal",
+            layer.name
+        );
+        return Err(Error::Recipe { file: options.called(), field: "key_mask".into(), problem });
+    }
     paths::check(options, chosen.iter().map(|&index| &dump.layers()[index]))?;
     let mechanisms = mechanisms(options)?;
     let mut spools = Spools::new(folder)?;
@@ -153,10 +163,10 @@ fn mechanisms(options: &AnalyzeOptions) -> Result<Vec<Candidate>> {
             )));
         }
         let causal = with(&mechanism, "causal");
-        if mechanism.id() == "softmax" && mechanism == causal && !options.causal {
-            let problem =
-                "hold a causal softmax, which no other mechanism would be compared with on equal terms; say --causal";
-            return Err(fail(problem.into()));
+        if mechanism.causal && !options.causal {
+            return Err(fail(format!(
+                "hold a causal `{name}`, which softmax over all tokens would not be compared with on equal terms; say --causal"
+            )));
         }
         let mechanism = if options.causal { causal } else { mechanism };
         let mechanism = match options.seed {
@@ -270,10 +280,12 @@ fn heads(
         let baseline = baselines.get(head).and_then(Option::as_ref);
         let named = place.sequence == 0 && options.words.len() == s.seq_q;
         let words = if named { &options.words[..] } else { &[] };
-        let own = Head { tokens: s.seq_q, q, k, plan, mapped: place.mapped && head == 0, words };
+        let extras = HeadExtras::of(mechanism, &s, head, learned, sequence.number);
+        let mapped = place.mapped && head == 0;
+        let own = Head { tokens: s.seq_q, q, k, extras: &extras, plan, mapped, words };
         let (graph, made) = match sequence.same_tokens.then(|| diagnose(&alone(head), own, baseline, options)) {
             Some(Ok((report, made))) => (Some(report), made),
-            Some(Err(why)) => (Some(GraphReport { notes: vec![why.to_string()], ..GraphReport::default() }), None),
+            Some(Err(why)) => (Some(GraphReport::none(why.to_string())), None),
             None => {
                 notes.push("queries and keys are different tokens, which are no graph".into());
                 (None, None)

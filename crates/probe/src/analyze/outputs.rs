@@ -59,14 +59,14 @@ impl<'a> Call<'a> {
         })
     }
 
-    /// One pass, and its seconds.
+    /// One pass, and its seconds, which are no number where f32 refused it.
     pub(super) fn pass(&self, buffers: &mut Buffers) -> resolvent_kernels::Result<f64> {
         let Buffers { out, stats, scratch } = buffers;
         out.resize(self.operator.out_len(), 0.0);
         stats.resize(self.operator.plan().stats, 0.0);
         let begun = Instant::now();
-        told(self.operator.forward(&self.inputs, &Mask::NONE, out, stats, scratch), out)?;
-        Ok(begun.elapsed().as_secs_f64())
+        let whole = told(self.operator.forward(&self.inputs, &Mask::NONE, out, stats, scratch), out)?;
+        Ok(if whole { begun.elapsed().as_secs_f64() } else { f64::NAN })
     }
 
     /// The output of the last pass, a common row per head repeated for every token.
@@ -96,13 +96,13 @@ pub(super) fn apply(
     Ok(Applied { plan: plan.map(|plan| plan.into_owned()), out: whole(&own.operator, buffers.out) })
 }
 
-/// Where f32 cannot tell the numbers the output is none: that is a finding, not a failure.
-fn told(done: resolvent_kernels::Result<()>, out: &mut [f32]) -> resolvent_kernels::Result<()> {
+/// Whether there is an output. Where f32 cannot tell the numbers there is none: that is a finding, not a failure.
+fn told(done: resolvent_kernels::Result<()>, out: &mut [f32]) -> resolvent_kernels::Result<bool> {
     if matches!(done, Err(Error::Range { .. } | Error::Close { .. } | Error::Overflow { .. })) {
         out.fill(f32::NAN);
-        return Ok(());
+        return Ok(false);
     }
-    done
+    done.map(|()| true)
 }
 
 fn inputs<'a>(mechanism: &Mechanism, sequence: &'a Sequence, values: &'a [f32]) -> Inputs<'a, f32> {

@@ -151,7 +151,7 @@ fn shape_of(n: &Numbers) -> Option<String> {
 
 /// Why the outputs are as near or as far as they are.
 fn reason(mechanism: &Mechanism, n: &Numbers, softmax: &Numbers, causal: bool) -> String {
-    if n.largest_row == Some(0.0) {
+    if n.weightless {
         return "It gives these tokens no weight at all: its output is zero.".into();
     }
     let mut reasons = Vec::new();

@@ -115,8 +115,10 @@ pub struct Numbers {
     pub perplexity: Option<f64>,
     /// Heads that they are of.
     pub perplexity_heads: usize,
-    /// The largest row sum.
+    /// The median over the heads of the largest row sum.
     pub largest_row: Option<f64>,
+    /// Whether no row of any head has any weight.
+    pub weightless: bool,
     /// Spectral gap.
     pub gap: Option<f64>,
     /// Effective rank of the symmetrised graph.
@@ -166,6 +168,7 @@ impl Numbers {
             perplexity: graph(ROWS),
             perplexity_heads: count(ROWS),
             largest_row: graph(LARGEST_ROW),
+            weightless: tally.broken == 0 && tally.quantity(&LARGEST_ROW).and_then(Sample::largest) == Some(0.0),
             gap: graph(GAP),
             effective_rank: graph(DIRECTIONS),
             hops: graph(HOPS),

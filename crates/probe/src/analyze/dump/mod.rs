@@ -101,7 +101,7 @@ impl Dump {
     ///
     /// # Errors
     /// [`Error::Io`]; [`Error::Damaged`] for a value that is not finite, naming tensor and index, and for a mask that keeps
-    /// nothing or is none.
+    /// nothing, leaves out a token between others, whose places would be lost, or is none.
     pub fn sequence(&mut self, layer: usize, batch: usize) -> Result<Sequence> {
         let Layer { shape, q, k, v, key_mask, .. } = self.layers[layer].clone();
         let kept = key_mask.map(|mask| self.kept(&mask, batch)).transpose()?;
@@ -132,6 +132,9 @@ impl Dump {
         let problem = match bytes.iter().find(|&&byte| byte > 1) {
             Some(other) => format!("holds {other}; a mask holds 0 (absent) and 1 (there) only"),
             None if bytes.iter().all(|&byte| byte == 0) => format!("leaves no token of sequence {batch}"),
+            None if bytes.chunk_by(|a, b| a == b).filter(|run| run[0] == 1).count() > 1 => format!(
+                "leaves out tokens of sequence {batch} between others, which would close up; absent may be tokens at either end"
+            ),
             None => return Ok(bytes.iter().map(|&byte| byte == 1).collect()),
         };
         Err(Error::damaged(&self.files[mask.file].path, format!("tensor `{}` {problem}", mask.name)))

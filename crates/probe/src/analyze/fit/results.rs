@@ -190,11 +190,11 @@ impl Fit {
                 "Nothing that was tried is cheaper than dense softmax and reaches {measure} on any of the {all} heads: softmax stays."
             ),
             0 => format!(
-                "All {all} heads can do with less than dense softmax: by the candidates' own {unit} {:.2} of its.",
+                "All {all} heads can do with less than dense softmax: by the candidates' own {unit} {:.2} of softmax's.",
                 self.share
             ),
             _ => format!(
-                "{} of {all} heads can do with less than dense softmax, {dense} keep it: by the candidates' own {unit} {:.2} of its.",
+                "{} of {all} heads can do with less than dense softmax, {dense} keep it: by the candidates' own {unit} {:.2} of softmax's.",
                 all - dense,
                 self.share
             ),
@@ -217,14 +217,14 @@ impl Fit {
             };
             let time = self
                 .time_ratio()
-                .map_or_else(String::new, |ratio| format!(" The layers take {ratio:.2} of softmax's time there."));
+                .map_or_else(String::new, |ratio| format!(" The layers take {ratio:.2} times softmax's time there."));
             told.push(format!(
                 "On {on} {reached} of {count} heads reach the target (mean {mean:.4}, worst {worst:.4}).{time}"
             ));
         }
         told.push(match self.best_single() {
             Some(single) => format!(
-                "One mechanism for all heads: {} reaches the target in their mean at {:.2} of softmax's {unit} (worst head {:.4}).",
+                "One mechanism for all heads: {} reaches the target in their mean at {:.2} times softmax's {unit} (worst head {:.4}).",
                 single.name, single.point.cost, single.worst
             ),
             None => format!("No single mechanism reaches {measure} in the mean of all heads."),
