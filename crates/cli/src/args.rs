@@ -27,7 +27,7 @@ pub struct Cli {
 
 const EXAMPLES: &str = "\
 Examples:
-  resolvent compare                         every mechanism, generated pictures
+  resolvent compare                         the usual mechanisms, generated pictures
   resolvent train --data mnist:DIR          one model on your data
   resolvent attend --config M.json --input IN.safetensors --output OUT.safetensors
   resolvent help attend                     everything about one command";

@@ -6,6 +6,8 @@ use std::{
     time::{Duration, Instant},
 };
 
+use resolvent_lab::progress;
+
 use crate::args::Global;
 
 /// How long nothing is said.
@@ -28,7 +30,7 @@ impl Elapsed {
         let tell = move || {
             let mut pause = FIRST;
             while ended.recv_timeout(pause) == Err(RecvTimeoutError::Timeout) {
-                eprintln!("{work}: {:.0} s", began.elapsed().as_secs_f64());
+                progress::tell(format_args!("{work}: {:.0} s", began.elapsed().as_secs_f64()));
                 pause = NEXT;
             }
         };

@@ -4,6 +4,8 @@ use std::path::{Path, PathBuf};
 
 use resolvent_kernels as kernels;
 
+use crate::output::quoted;
+
 /// Why a command failed. Every message names the file, field, tensor or shape, and the remedy.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -28,7 +30,7 @@ pub enum Error {
     #[error(transparent)]
     Lab(Box<resolvent_lab::Error>),
     /// A run ended on a failure of the system, and can go on from its last checkpoint.
-    #[error("{source}; `resolvent train --out {} --resume` then goes on from step {step}", folder.display())]
+    #[error("{source}; `resolvent train --out {} --resume` then goes on from step {step}", quoted(&folder.to_string_lossy()))]
     Unfinished {
         /// What failed.
         source: Box<resolvent_lab::Error>,
@@ -36,6 +38,14 @@ pub enum Error {
         step: usize,
         /// The run's folder.
         folder: PathBuf,
+    },
+    /// An option that says nothing beside the others.
+    #[error("{option} {problem}")]
+    Option {
+        /// As it is written.
+        option: &'static str,
+        /// What is wrong with it, and what to do.
+        problem: &'static str,
     },
     /// The thread pool could not be started.
     #[error("--threads {threads}: {problem}; ask for fewer")]

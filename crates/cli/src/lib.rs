@@ -23,6 +23,7 @@ use resolvent_lab::{
     budget::set_limit,
     calibration::{Place, calibration},
     environment::built_from,
+    progress::tell,
 };
 
 use args::{Cli, Command};
@@ -41,7 +42,7 @@ pub fn run(args: impl IntoIterator<Item = OsString>) -> ExitCode {
     match dispatch(&cli) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("error: {}", error.one_line());
+            tell(format_args!("error: {}", error.one_line()));
             ExitCode::from(error.exit_code())
         }
     }
@@ -78,7 +79,7 @@ fn dispatch(cli: &Cli) -> Result<(), Error> {
         Command::Recipes(args) => commands::recipes::run(args, &cli.global),
         Command::Report(args) => commands::report::run(args, &cli.global),
         Command::Devices(args) => commands::devices::run(args, &cli.global),
-        Command::Completions(args) => commands::completions::run(args),
+        Command::Completions(args) => commands::completions::run(args, &cli.global),
     }
 }
 

@@ -21,7 +21,11 @@ pub fn init(global: &Global) {
         (false, 1) => LevelFilter::DEBUG,
         (false, _) => LevelFilter::TRACE,
     };
-    let lines = tracing_subscriber::fmt::layer().with_writer(std::io::stderr).with_ansi(false).event_format(Plain);
+    let lines = tracing_subscriber::fmt::layer()
+        .with_writer(std::io::stderr)
+        .log_internal_errors(false)
+        .with_ansi(false)
+        .event_format(Plain);
     // Prefix of every target of the workspace; dependencies keep quiet.
     let ours = Targets::new().with_target("resolvent", level);
     // A host program that embeds `run` may have its own subscriber: then that one is used.

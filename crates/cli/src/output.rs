@@ -29,6 +29,12 @@ pub fn file(path: &Path) -> Result<()> {
     }
 }
 
+/// A word as a shell takes it.
+pub fn quoted(word: &str) -> String {
+    let plain = !word.is_empty() && word.chars().all(|c| c.is_alphanumeric() || "-_./:,=".contains(c));
+    if plain { word.to_owned() } else { format!("'{}'", word.replace('\'', r"'\''")) }
+}
+
 /// Prints `text` and a line break.
 ///
 /// # Errors

@@ -94,6 +94,21 @@ fn arguments_that_name_nothing_are_wrong_usage() {
     }
 }
 
+#[test]
+fn options_that_say_nothing_beside_others_are_refused() {
+    let sandbox = tiny::sandbox();
+    let cases: [(&[&str], &str); 5] = [
+        (&["completions", "bash", "--json"], "--json"),
+        (&["generate", "--temperature", "0", "--top-k", "3"], "--top-k"),
+        (&["generate", "--temperature", "0", "--top-p", "0.5"], "--top-p"),
+        (&["compare", "--config", "tiny.toml", "--data", DATA, "--seeds", "1,5", "--seed", "4"], "--seed"),
+        (&["train", "--data", "multi30k:tiny.toml"], "is a file, expected a folder"),
+    ];
+    for (args, says) in cases {
+        refused(&sandbox, 1, args, &[says]);
+    }
+}
+
 /// Four idx files of 12 pictures each, of which `edit` spoils one.
 fn mnist(edit: fn(&Sandbox)) -> Sandbox {
     let sandbox = tiny::sandbox();

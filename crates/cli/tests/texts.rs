@@ -88,6 +88,7 @@ fn a_classifier_is_trained_evaluated_and_asked() {
     let twice = sandbox.run(&["classify", "run", "--checkpoint", "run", "--text", "x"]);
     assert!(twice.failure(1).contains("run: is no place for texts"));
     sandbox.run(&["classify", "--text", "x"]).failure(2);
+    assert!(sandbox.run(&["classify", "run", "--text", "x", "--top", "1"]).failure(1).contains("--top"), "of pictures");
     assert_eq!(from_file[0]["probabilities"], json[0]["probabilities"], "padding changes nothing");
 }
 

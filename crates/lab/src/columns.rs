@@ -2,6 +2,11 @@
 
 use std::fmt;
 
+/// So many of a thing: `1 step`, `2 steps`.
+pub fn counted(n: usize, thing: &str) -> String {
+    format!("{n} {thing}{}", if n == 1 { "" } else { "s" })
+}
+
 /// Where the cells of a column stand.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Align {

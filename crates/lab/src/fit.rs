@@ -100,7 +100,7 @@ impl FitFile {
     /// # Errors
     /// The field and what is wrong with it.
     pub fn parse(text: &str) -> std::result::Result<Self, String> {
-        Self::from_value(serde_json::from_str(text).map_err(|e| e.to_string())?)
+        Self::from_value(serde_json::from_str(text).map_err(|e| format!("is no JSON: {e}"))?)
     }
 
     /// Checks what a document holds.

@@ -1,7 +1,8 @@
 //! What a run tells while it runs: bars in a terminal, plain lines elsewhere.
 
 use std::{
-    io::{IsTerminal, Write},
+    fmt,
+    io::{self, IsTerminal, Write},
     sync::{Arc, Mutex, PoisonError},
     time::{Duration, Instant},
 };
@@ -9,11 +10,17 @@ use std::{
 use indicatif::{ProgressBar, ProgressStyle};
 
 use crate::{
+    columns::counted,
     data::{self, Data, DataSpec, reading::Reading},
     evaluation::Metric,
     metrics::EpochRecord,
     schedule::Plan,
 };
+
+/// Writes a line to standard error. Nobody is left to hear that it cannot be written.
+pub fn tell(line: impl fmt::Display) {
+    let _ = writeln!(io::stderr(), "{line}");
+}
 
 /// Something that happened.
 #[derive(Debug, Clone, Copy)]
@@ -123,7 +130,7 @@ impl Observer for Bars {
         }
         let Some((run, bar)) = slot.as_ref() else {
             if let Event::Note(text) | Event::End(text) = event {
-                eprintln!("{text}");
+                tell(text);
             }
             return;
         };
@@ -137,7 +144,7 @@ impl Observer for Bars {
             Event::Detail(text) if self.verbose => bar.println(format!("{run}: {text}")),
             Event::End(text) => {
                 bar.finish_and_clear();
-                eprintln!("{run}: {text}");
+                tell(format_args!("{run}: {text}"));
                 *slot = None;
             }
             Event::Begin { .. } | Event::Reading(_) | Event::Read | Event::Detail(_) => {}
@@ -182,7 +189,7 @@ impl<W: Write + Send> Observer for Lines<W> {
                 state.steps = plan.steps;
                 state.last = Instant::now();
                 let from = if done > 0 { format!(", continued after step {done}") } else { String::new() };
-                format!("{} steps{from}", plan.steps)
+                format!("{}{from}", counted(plan.steps, "step"))
             }
             Event::Step { .. } if state.last.elapsed() < PAUSE => return,
             Event::Step { done, loss, examples_per_second } => {

@@ -61,6 +61,7 @@ pub(crate) fn check_folder(path: &Path) -> Result<()> {
 
 /// What lies in `folder`, in the order of the names.
 pub fn entries(folder: &Path) -> Result<Vec<PathBuf>> {
+    check_folder(folder)?;
     let list = || fs::read_dir(folder)?.map(|entry| Ok(entry?.path())).collect::<io::Result<Vec<_>>>();
     let mut found = list().map_err(|source| Error::io(folder, source))?;
     found.sort();

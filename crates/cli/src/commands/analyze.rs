@@ -14,6 +14,7 @@ use resolvent_lab::{
     device::Device,
     fit::{Cost, FIT, Measure},
     folder::{Claim, Contents, REPORT},
+    progress::tell,
     recipe::with_length_scale,
     stop,
 };
@@ -163,7 +164,7 @@ pub fn run(args: &Analyze, global: &Global) -> Result<()> {
         options.mechanisms = candidates.into_iter().map(|candidate| dump.settled(candidate)).collect();
     }
     if !global.quiet {
-        options.progress = Arc::new(|line| eprintln!("{line}"));
+        options.progress = Arc::new(|line| tell(line));
     }
     if let Some(target) = args.fit {
         return fit(args, &dump, FitOptions::new(options, target), global);

@@ -13,6 +13,7 @@ use resolvent_lab::{
     bench::{self, Arrangement, BenchOptions, BenchReport, TensorLayout},
     environment::Load,
     folder::{Claim, Contents, REPORT},
+    progress::tell,
     recipe::Setting,
     report::write_bench,
     source::Document,
@@ -267,7 +268,7 @@ fn options(args: &Bench, global: &Global, deferred: &Deferred) -> Result<BenchOp
         options.tokens.clone_from(&args.tokens);
     }
     if !global.quiet {
-        options.progress = Arc::new(|line| eprintln!("{line}"));
+        options.progress = Arc::new(|line| tell(line));
     }
     Ok(options)
 }

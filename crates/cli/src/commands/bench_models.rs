@@ -8,6 +8,7 @@ use resolvent_lab::{
     candidate::Candidate,
     energy::EnergyMeter,
     environment::Load,
+    progress::tell,
     recipe::ModelRecipe,
     report::write_model_bench,
 };
@@ -100,7 +101,7 @@ fn options(args: &Bench, model: &str, global: &Global, deferred: &Deferred) -> R
         stop: deferred.stop(),
         progress: Arc::new(move |line| {
             if !quiet {
-                eprintln!("{line}");
+                tell(line);
             }
         }),
         keep: Arc::new(move |report| {

@@ -6,6 +6,7 @@ use clap::Args;
 use resolvent_lab::{
     checkpoint::{Checkpoint, Expectation},
     predict::{Classified, ClassifiedPicture, Classifier, PictureClassifier},
+    progress::tell,
 };
 use serde_json::json;
 
@@ -30,9 +31,9 @@ pub struct Classify {
     /// The run by name, as other commands have it
     #[arg(long, value_name = "DIR")]
     checkpoint: Option<PathBuf>,
-    /// Of a picture, how many classes are told, the likeliest first
-    #[arg(long, value_name = "K", default_value_t = 5, value_parser = clap::value_parser!(u16).range(1..))]
-    top: u16,
+    /// Of a picture, how many classes are told, the likeliest first [default: 5]
+    #[arg(long, value_name = "K", value_parser = clap::value_parser!(u16).range(1..))]
+    top: Option<u16>,
     #[command(flatten)]
     texts: Texts,
     #[command(flatten)]
@@ -79,7 +80,7 @@ fn classify_pictures(run: &Path, paths: &[PathBuf], args: &Classify, global: &Gl
     let elapsed = Elapsed::tell(format!("reading {}", run.display()), global);
     let classifier = PictureClassifier::load(run, &args.device.choose(global)?)?;
     drop(elapsed);
-    classifier.classify(&files, args.top.into(), |answer| {
+    classifier.classify(&files, args.top.unwrap_or(5).into(), |answer| {
         let json = serde_json::to_string(&answer).map_err(|e| Error::file(&answer.picture, e.to_string()))?;
         output::print(&if global.json { json } else { picture_line(&answer) })
     })
@@ -95,6 +96,10 @@ fn picture_line(answer: &ClassifiedPicture) -> String {
 }
 
 fn classify_texts(run: &Path, args: &Classify, global: &Global) -> Result<()> {
+    if args.top.is_some() {
+        let problem = "is of pictures; of a text the probabilities of all classes are in what --json prints";
+        return Err(Error::Option { option: "--top", problem });
+    }
     let texts = args.texts.read()?;
     let classifier = Classifier::load(run, &args.device.choose(global)?)?;
     let answers = classifier.classify(&texts)?;
@@ -103,7 +108,7 @@ fn classify_texts(run: &Path, args: &Classify, global: &Global) -> Result<()> {
     if !global.json && !global.quiet {
         let cut = cut_note(cut, texts.len(), "texts", classifier.max_tokens());
         let unknown = unknown_note(unknown, texts.len(), "texts");
-        cut.into_iter().chain(unknown).for_each(|note| eprintln!("{note}"));
+        cut.into_iter().chain(unknown).for_each(tell);
     }
     let both = || texts.iter().zip(&answers);
     let json = both().map(|(text, answer)| {

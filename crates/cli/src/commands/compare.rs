@@ -63,7 +63,7 @@ pub fn run(args: &Compare, global: &Global) -> Result<()> {
     let grid = grid(&recipe.model, &data);
     let usual = usual(options.mechanisms, &recipe.model, &data, grid)?;
     options.mechanisms = chosen(args, usual, &recipe.mechanism, grid)?;
-    options.seeds = seeds(args, recipe.seed)?;
+    options.seeds = seeds(args, recipe.seed, global)?;
     folder(&args.out)?;
     options.device = device;
     options.stop = deferred.stop();
@@ -127,12 +127,16 @@ fn chosen(args: &Compare, usual: Vec<Candidate>, own: &Mechanism, grid: Option<[
 /// Most seeds that a count may ask for: more is a seed that was meant, not a number of them.
 const MOST_SEEDS: u64 = 1000;
 
-fn seeds(args: &Compare, first: u64) -> Result<Vec<u64>> {
+fn seeds(args: &Compare, first: u64, global: &Global) -> Result<Vec<u64>> {
     let demonstration = args.recipe.data.is_none() && args.recipe.config.is_none();
     let count = match args.seeds[..] {
         [] if demonstration => 1,
         [] => 3,
         [count] => count,
+        _ if global.seed.is_some() => {
+            let problem = "says where seeds are counted from, and --seeds lists them; give one of the two";
+            return Err(Error::Option { option: "--seed", problem });
+        }
         _ => return Ok(args.seeds.clone()),
     };
     match first.checked_add(count) {
@@ -149,11 +153,7 @@ fn seeds(args: &Compare, first: u64) -> Result<Vec<u64>> {
 
 /// How the program was called, for the report.
 pub fn command_line() -> String {
-    let words = std::env::args_os().skip(1).map(|word| {
-        let word = word.to_string_lossy().into_owned();
-        let plain = word.chars().all(|c| c.is_alphanumeric() || "-_./:,=".contains(c));
-        if plain { word } else { format!("'{}'", word.replace('\'', r"'\''")) }
-    });
+    let words = std::env::args_os().skip(1).map(|word| output::quoted(&word.to_string_lossy()));
     std::iter::once("resolvent".to_owned()).chain(words).collect::<Vec<_>>().join(" ")
 }
 

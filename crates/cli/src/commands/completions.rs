@@ -3,7 +3,12 @@
 use clap::{Args, CommandFactory};
 use clap_complete::Shell;
 
-use crate::{args::Cli, error::Result, output};
+use crate::{
+    Error,
+    args::{Cli, Global},
+    error::Result,
+    output,
+};
 
 /// Print a completion script for a shell
 ///
@@ -23,7 +28,10 @@ Examples:
   resolvent completions fish > ~/.config/fish/completions/resolvent.fish";
 
 /// Prints the script.
-pub fn run(args: &Completions) -> Result<()> {
+pub fn run(args: &Completions, global: &Global) -> Result<()> {
+    if global.json {
+        return Err(Error::Option { option: "--json", problem: "says nothing of a script; leave it out" });
+    }
     let mut script = Vec::new();
     clap_complete::generate(args.shell, &mut Cli::command(), "resolvent", &mut script);
     output::print(&String::from_utf8_lossy(&script))

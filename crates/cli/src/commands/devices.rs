@@ -1,7 +1,10 @@
 //! `resolvent devices`: where models can run; and the argument by which other commands are told.
 
 use clap::Args;
-use resolvent_lab::device::{self, Choice, Chosen, Device, Found};
+use resolvent_lab::{
+    device::{self, Choice, Chosen, Device, Found},
+    progress::tell,
+};
 use serde_json::json;
 
 use crate::{args::Global, calibrate, error::Result, output};
@@ -33,7 +36,7 @@ impl DeviceArg {
     pub fn choose(&self, global: &Global) -> Result<Device> {
         let Chosen { device, note } = device::choose(self.device)?;
         if let Some(note) = note.filter(|_| !global.quiet) {
-            eprintln!("device: {note}");
+            tell(format_args!("device: {note}"));
         }
         if device == Device::flex() {
             calibrate()?;

@@ -5,6 +5,7 @@ use std::{fmt::Write, path::PathBuf};
 use clap::Args;
 use resolvent_lab::{
     checkpoint::{Checkpoint, Expectation},
+    columns::counted,
     data::{Data, DataSpec},
     device::Device,
     eval,
@@ -57,11 +58,11 @@ const EXAMPLES: &str = "\
 Examples:
   resolvent eval                                   the run in runs/train
   resolvent eval --checkpoint runs/fashion --json
-  resolvent eval --checkpoint runs/fashion/checkpoints/step-000000938
+  resolvent eval --checkpoint runs/fashion/checkpoints/step-000000936
   resolvent eval --checkpoint runs/cifar --image-size 48    at another size than trained on
   resolvent eval --checkpoint runs/imdb --ablate 0,0.25,0.5,0.75,1
   resolvent eval --checkpoint runs/soft --attention M.json  the same weights with another inverse, say
-  resolvent eval --checkpoint runs/imdb --attention runs/fit/fit.json    heads with what was fitted to them
+  resolvent eval --checkpoint runs/imdb-softmax --attention runs/fit/fit.json    heads with what was fitted to them
   resolvent eval --checkpoint runs/mnist --data idx:IMAGES,LABELS";
 
 /// Runs the command.
@@ -175,7 +176,8 @@ fn scores(e: &Evaluation) -> String {
 /// Accuracy, loss and speed, then each class with the class it is most often taken for.
 fn table(e: &Evaluation) -> String {
     let percent = |share: f64| format!("{:.2} %", share * 100.0);
-    let mut text = format!("{}, {} examples, {:.0} examples/s\n", scores(e), e.examples, e.examples_per_second);
+    let mut text =
+        format!("{}, {}, {:.0} examples/s\n", scores(e), counted(e.examples, "example"), e.examples_per_second);
     if let Some(prediction) = &e.prediction {
         let _ = writeln!(text, "{}, {} tokens, {} bytes", prediction.line(), prediction.tokens, prediction.bytes);
     }

@@ -11,6 +11,7 @@ use resolvent_lab::{
     data::DataSpec,
     device::Device,
     folder::{Claim, Contents, REPORT},
+    progress::tell,
 };
 use resolvent_probe::{
     explain::{self, ExplainOptions, Explanation, MapRule, Query},
@@ -185,7 +186,7 @@ fn options(args: &Explain, checkpoint: &Path, device: &Device, global: &Global) 
         ..ExplainOptions::new(checkpoint, material, data)
     };
     if !global.quiet {
-        options.progress = Arc::new(|line| eprintln!("{line}"));
+        options.progress = Arc::new(|line| tell(line));
     }
     Ok(options)
 }

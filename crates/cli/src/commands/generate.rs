@@ -11,8 +11,10 @@ use resolvent::models::Sampling;
 use resolvent_lab::{
     budget::Held,
     checkpoint::Checkpoint,
+    columns::counted,
     generate::{Generated, Generator},
     predict::Weights,
+    progress::tell,
     source,
 };
 use serde_json::json;
@@ -67,7 +69,7 @@ Examples:
   resolvent generate --checkpoint runs/reviews --prompt 'This film' --tokens 100
   resolvent generate --checkpoint runs/reviews --prompt 'I' --temperature 0.8 --top-k 50 --seed 3
   resolvent generate --checkpoint runs/reviews --prompt 'I' --attention routed
-  resolvent generate --checkpoint runs/reviews --prompt 'I' --attention runs/fit/fit.json
+  resolvent generate --checkpoint runs/softmax --prompt 'I' --attention runs/fit/fit.json
   cat beginning.txt | resolvent generate --checkpoint runs/reviews --greedy --json";
 
 /// Runs the command.
@@ -77,6 +79,11 @@ pub fn run(args: &Generate, global: &Global) -> Result<()> {
         false => Sampling { temperature: args.temperature, top_k: args.top_k, top_p: args.top_p },
     };
     sampling.validate().map_err(resolvent_lab::Error::from)?;
+    if sampling.temperature == 0.0 {
+        let problem = "says nothing at a temperature of 0, which takes the likeliest token; leave it out";
+        let option = if args.top_k.is_some() { Some("--top-k") } else { (args.top_p < 1.0).then_some("--top-p") };
+        option.map_or(Ok(()), |option| Err(Error::Option { option, problem }))?;
+    }
     let folder = args.run.as_ref().unwrap_or(&args.checkpoint);
     let replacement = |attention: &Attention| attention.replacement(&Checkpoint::find(folder)?.state.recipe, None);
     let other = args.attention.as_ref().map(replacement).transpose()?;
@@ -110,7 +117,7 @@ pub fn run(args: &Generate, global: &Global) -> Result<()> {
     // The text's line ends before the note begins.
     output::result(global, &json, "")?;
     if !global.quiet {
-        eprintln!("{note}");
+        tell(note);
     }
     Ok(())
 }
@@ -136,7 +143,7 @@ fn prompt(args: &Generate) -> Result<String> {
 
 fn note(generated: &Generated, weights: &Weights, context: usize) -> String {
     let Generated { tokens, prompt_tokens, dropped, slides, tokens_per_second, .. } = generated;
-    let mut note = format!("{tokens} tokens after {prompt_tokens} of the prompt");
+    let mut note = format!("{} after {prompt_tokens} of the prompt", counted(*tokens, "token"));
     if let Some(rate) = tokens_per_second {
         note += &format!(", {rate:.0} a second");
     }

@@ -50,8 +50,8 @@ pub fn cut_note(cut: usize, of: usize, what: &str, max_tokens: usize) -> Option<
 
 /// `2 of 7 texts are mostly of tokens that the model's vocabulary does not have`; `None` for none of them.
 pub fn unknown_note(unknown: usize, of: usize, what: &str) -> Option<String> {
-    let why = "are mostly of tokens that the model's vocabulary does not have: what it says of them means little";
-    (unknown > 0).then(|| format!("{unknown} of {of} {what} {why}"))
+    let why = "consist mostly of tokens that the model's vocabulary does not have: what it says of them means little";
+    (unknown > 0).then(|| format!("{what} that {why}: {unknown} of {of}"))
 }
 
 /// The texts of a file, one a line.

@@ -57,7 +57,7 @@ Examples:
   resolvent train --out runs/fashion --resume --epochs 40       longer
   resolvent train --config vit.toml --set optimiser.kind=lion --set optimiser.lr=1e-4
   resolvent train --from runs/fashion --data mnist:DIR --out runs/digits
-  resolvent train --from runs/books --attention runs/fit/fit.json --out runs/fitted      goes on with what analyze --fit chose";
+  resolvent train --from runs/books-softmax --attention runs/fit/fit.json --out runs/fitted      goes on with what analyze --fit chose";
 
 /// Runs the command.
 pub fn run(args: &Train, global: &Global) -> Result<()> {

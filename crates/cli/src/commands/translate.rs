@@ -6,6 +6,7 @@ use clap::Args;
 use resolvent_lab::{
     bleu::bleu,
     predict::{TextTranslator, Translated},
+    progress::tell,
 };
 use serde_json::json;
 
@@ -67,9 +68,9 @@ pub fn run(args: &Translate, global: &Global) -> Result<()> {
     });
     let json = json!({"translations": pairs.collect::<Vec<_>>(), "bleu": score});
     if !global.json && !global.quiet {
-        notes(&found, translator.max_tokens()).iter().for_each(|note| eprintln!("{note}"));
+        notes(&found, translator.max_tokens()).iter().for_each(tell);
         if let Some(score) = &score {
-            eprintln!("BLEU {:.2} on {} sentences", score.score, lines.len());
+            tell(format_args!("BLEU {:.2} on {} sentences", score.score, lines.len()));
         }
     }
     output::result(global, &json, &lines.join("\n"))

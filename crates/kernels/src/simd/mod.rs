@@ -59,17 +59,17 @@ impl Level {
     /// `neon`, `avx2`, `avx512`) names, else the fastest available. Read once.
     ///
     /// # Errors
-    /// [`Error::Unsupported`] when the variable names no level of this processor.
+    /// [`Error::Config`] when the variable names no level of this processor.
     pub fn selected() -> Result<Level> {
         static LEVEL: OnceLock<Option<Level>> = OnceLock::new();
         let level = LEVEL.get_or_init(|| match std::env::var("RESOLVENT_SIMD") {
             Ok(wanted) if !wanted.is_empty() => Level::available().into_iter().find(|l| l.name() == wanted),
             _ => Level::available().last().copied(),
         });
-        level.ok_or(Error::Unsupported {
-            mechanism: "any",
-            what: "the instruction set named by RESOLVENT_SIMD",
-            why: "this processor runs none of that name; unset it, or use portable, neon, avx2 or avx512",
+        level.ok_or_else(|| {
+            let names: Vec<_> = Level::available().into_iter().map(Level::name).collect();
+            let problem = format!("this processor runs nothing of that name; unset it, or use {}", names.join(" or "));
+            Error::Config { field: "RESOLVENT_SIMD".into(), problem }
         })
     }
 }

@@ -6,7 +6,7 @@ use resolvent_kernels::{Mechanism, Sequences, Shape, Strided};
 use serde::{Deserialize, Serialize};
 
 use super::BenchOptions;
-use crate::{Result, candidate::Candidate, named};
+use crate::{Result, candidate::Candidate, columns::counted, named};
 
 named! {
     /// Where heads and tokens of a call's tensors lie in memory. Ours read and write them there where the operator does
@@ -63,7 +63,7 @@ impl Arrangement {
 impl fmt::Display for Arrangement {
     /// What differs from the default, as parts of a sentence; nothing where nothing does.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let kv_heads = self.kv_heads.map(|n| format!("{n} heads of keys and values"));
+        let kv_heads = self.kv_heads.map(|n| format!("{} of keys and values", counted(n, "head")));
         let layout = (self.layout != TensorLayout::Heads).then(|| format!("layout `{}`", self.layout));
         let lengths: Vec<_> = self.sequences.iter().map(ToString::to_string).collect();
         let sequences = (!lengths.is_empty()).then(|| format!("sequences of {} tokens end to end", lengths.join(", ")));

@@ -73,7 +73,7 @@ impl BenchReport {
         let slower = match (self.baseline(), slower) {
             (None, _) | (_, 0) => String::new(),
             (Some(softmax), count) => {
-                format!(" {count} of {} are not faster than {softmax} within these sizes.", self.crossovers().len())
+                format!(" Not faster than {softmax} within these sizes: {count} of {}.", self.crossovers().len())
             }
         };
         format!("At {n} tokens {first} is fastest, {time} ms forward and backward{beside}.{slower}")

@@ -106,8 +106,9 @@ impl Comparison {
         let (metric, ranked) = (self.metric(), self.ranked());
         let Some((best, others)) = ranked.split_first() else { return "No run ended.".into() };
         let digits = decimals(metric);
-        let leads = format!("{} leads with {:.digits$} {}", best.name, mean(metric, best), metric.unit());
-        let Some(next) = others.first() else { return format!("{leads}.") };
+        let reached = format!("{:.digits$} {}", mean(metric, best), metric.unit());
+        let Some(next) = others.first() else { return format!("{} has {reached}.", best.name) };
+        let leads = format!("{} leads with {reached}", best.name);
         let even: Vec<&str> =
             others.iter().filter(|entry| !self.beside_best(entry).is_told()).map(|entry| entry.name.as_str()).collect();
         let of = if self.beside_best(next).of_seeds { "seeds" } else { "test examples" };

@@ -307,9 +307,10 @@ impl Comparison {
         }
     }
 
-    /// The speeds of language models in tokens, of which an example has as many as the context.
+    /// The speeds of language models of texts in tokens, of which an example has as many as the context.
     fn tokens_per_second(&self) -> Option<String> {
         let ModelRecipe::Language(model) = &self.recipe.model else { return None };
+        self.entries.iter().find_map(Entry::bits_per_byte)?;
         let tokens = |examples: f64| (examples * model.context as f64).round();
         let of_entry = |entry: &Entry| {
             let Speed { train_examples_per_second: train, infer_examples_per_second: infer, .. } = entry.speed;

@@ -15,6 +15,7 @@ use super::{
 use crate::{
     Error, Recipe, Result,
     checkpoint::{Checkpoint, DataIdentity, Expectation, State, Store},
+    columns::counted,
     data::TextRecipe,
     device::is_cpu,
     disk::write_atomically,
@@ -165,11 +166,11 @@ fn nothing_left(schedule: &ScheduleRecipe, plan: &Plan, done: usize) -> Error {
         (Some(minutes), _) if plan.steps < plan.full_steps => {
             ("max_minutes", format!("{minutes} minutes, which are over"), "--max-minutes")
         }
-        (_, Some(steps)) if steps < all => ("max_steps", format!("{steps} steps"), "--max-steps"),
-        _ => ("epochs", format!("{epochs} epochs, which are {all} steps"), "--epochs"),
+        (_, Some(steps)) if steps < all => ("max_steps", counted(steps, "step"), "--max-steps"),
+        _ => ("epochs", format!("{}, {} in all", counted(epochs, "epoch"), counted(all, "step")), "--epochs"),
     };
     let none = if field == "epochs" { String::new() } else { format!(", or none with --set schedule.{field}=none") };
-    let problem = format!("ends the run after {asked}, and {done} steps are done; give more with {more}{none}");
+    let problem = format!("ends the run after {asked}; done are {done}; give more with {more}{none}");
     Error::Recipe { file: "recipe".into(), field: format!("schedule.{field}"), problem }
 }
 

@@ -41,6 +41,7 @@ use serde::{Deserialize, Serialize};
 use crate::{
     Recipe, Result,
     checkpoint::{Best, DataIdentity, Origin, State},
+    columns::counted,
     evaluation::Evaluation,
     metrics::{Record, Scalars},
     progress::{Observer, Silent},
@@ -235,8 +236,11 @@ impl TrainSummary {
         let accuracy =
             self.test.accuracy.map_or_else(String::new, |share| format!("accuracy {:.2} %, ", share * 100.0));
         format!(
-            "{prediction}{bleu}test {accuracy}loss {:.3}; {} steps{ended} in {:.0} s, {:.0} examples/s{ternary}{precision}",
-            self.test.loss, self.steps, self.seconds, self.examples_per_second
+            "{prediction}{bleu}test {accuracy}loss {:.3}; {}{ended} in {:.0} s, {:.0} examples/s{ternary}{precision}",
+            self.test.loss,
+            counted(self.steps, "step"),
+            self.seconds,
+            self.examples_per_second
         )
     }
 }

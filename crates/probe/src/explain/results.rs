@@ -6,7 +6,7 @@ use resolvent_kernels::Mechanism;
 use resolvent_lab::{
     columns::{
         Align::{Left, Right},
-        Columns,
+        Columns, counted,
     },
     environment::Environment,
     named,
@@ -281,8 +281,9 @@ impl Explanation {
         let Some(own) = self.maps.first() else {
             let looked_at = scored.map_or(0.0, |layer| 100.0 * layer.breadth.mean);
             return format!(
-                "In {} the last token looks at {looked_at:.0} % of a text, the mean over {} texts (the exponential of the map's entropy; 100 % is flat).",
-                self.layer, self.examples
+                "In {} the last token looks at {looked_at:.0} % of a text, the mean over {} (the exponential of the map's entropy; 100 % is flat).",
+                self.layer,
+                counted(self.examples, "text")
             );
         };
         let rest = match own.above_random {
@@ -333,8 +334,8 @@ impl Explanation {
         // Writing to a string cannot fail.
         let _ = writeln!(
             text,
-            "percent, mean (deviation) over {} examples{located}; {}, {}, of {}, {}{cut}",
-            self.examples,
+            "percent, mean (deviation) over {}{located}; {}, {}, of {}, {}{cut}",
+            counted(self.examples, "example"),
             self.rule,
             self.map_rule.words(),
             self.layer,

@@ -95,7 +95,7 @@ pub fn check_row_local(mechanism: &Mechanism) -> Result<()> {
     let why = if mechanism.as_fna().is_some() {
         "norm_exponent (density_exponent of a composition) mixes the degrees of other rows in; set it to 0"
     } else {
-        "its rows depend on other queries, which a decoder has not written yet; use softmax, fna or uniform"
+        "its rows depend on other queries, which a decoder has not written yet; use softmax, fna, uniform, local, cosine, sigmoid, relu, linear, performer or routed"
     };
     Err(Error::Mechanism(kernels::Error::Unsupported { mechanism: mechanism.id(), what: "a decoder", why }))
 }

@@ -91,7 +91,7 @@ Examples:
 
   Gradients too, causal:   ... --output grads.safetensors --grad --causal
   In f64, with the matrix: ... --output exact.safetensors --reference --weights
-  How far off it may be:   ... --output out.safetensors --certificate
+  How far off it may be:   ... --output out.safetensors --certificate   (M.json of `ssa` or `routed`)
   Products of bf16:        ... --output out.safetensors --precision bf16
   What it would take:      resolvent attend --config M.json --input qkv.safetensors --plan
   A layer as it was fitted: resolvent attend --config runs/fit/fit.json --layer layers.0 --input dump.safetensors --output out.safetensors";
