@@ -1,8 +1,8 @@
 //! The tables on spectral sparse attention in `docs/evidence.md`, as Markdown:
 //!
-//! `cargo run --release --example sparse -- [needle] [clusters] [edges] [spectra] [certificates] [energy] [--seed N]`
+//! `cargo run --release --example sparse -- [needle] [clusters] [pareto] [edges] [spectra] [certificates] [energy] [--seed N]`
 //!
-//! `--seed` is of what is drawn once, for `edges`, `spectra` and `certificates`; `needle` and `clusters` are means of several draws.
+//! `--seed` is of what is drawn, for all but `energy`.
 //!
 //! Or a generated head as a file: `... -- head KIND TOKENS SEED FILE`.
 
@@ -12,6 +12,7 @@ mod edges;
 mod energy;
 mod heads;
 mod needle;
+mod pareto;
 mod proxy;
 mod rivals;
 mod spectra;
@@ -32,9 +33,10 @@ fn main() -> Result<()> {
         seed = chosen.get(at + 1).and_then(|seed| seed.parse().ok()).expect("a number behind --seed");
         chosen.drain(at..at + 2);
     }
-    let tables: [Table; 6] = [
-        ("needle", |_| needle::table()),
-        ("clusters", |_| clusters::table()),
+    let tables: [Table; 7] = [
+        ("needle", needle::table),
+        ("clusters", clusters::table),
+        ("pareto", pareto::table),
         ("edges", edges::table),
         ("spectra", spectra::table),
         ("certificates", certificates::table),
@@ -86,6 +88,12 @@ fn entries(plan: &ClusterPlan, shape: &Shape) -> [usize; 3] {
     let global = unlabelled[0] * shape.seq_kv + labelled * unlabelled[1];
     let far = labelled * clusters - tensors.exact_blocks.iter().map(seen).sum::<usize>();
     [exact + global, tensors.edges.len(), far]
+}
+
+/// The share of all pairs that an estimator looks at; a cluster's mean is one, where there are `means`.
+fn density(mechanism: &Mechanism, head: &Head, means: bool) -> Result<f64> {
+    let [exact, sampled, far] = entries(&plan(mechanism, head)?, &head.shape());
+    Ok((exact + sampled + if means { far } else { 0 }) as f64 / (head.tokens * head.tokens) as f64)
 }
 
 /// The mean over the rows of the cosine between two outputs.

@@ -3,15 +3,14 @@
 use super::heads::{Needle, NeedleHead, NeedleKind};
 use resolvent_kernels::{Mechanism, Result};
 
-use super::{attend, mean, rivals, ssa};
+use super::{attend, rivals, ssa};
 
 const TOKENS: [usize; 6] = [512, 1024, 2048, 4096, 8192, 16384];
-const SEEDS: u64 = 5;
 /// Keys of the baseline that sees the last ones only.
 const LOCAL: usize = 256;
 
-/// The mean over the seeds of the cosine between the last row and the needle's value, and the least of them.
-pub fn table() -> Result<()> {
+/// The cosine between the last row and the needle's value.
+pub fn table(seed: u64) -> Result<()> {
     let configurations = [
         ("`importance`", ""),
         ("`centroid`", r#""estimator": "centroid""#),
@@ -21,30 +20,27 @@ pub fn table() -> Result<()> {
     println!("| needle | mechanism | {} |", TOKENS.map(|n| n.to_string()).join(" | "));
     println!("|---|---|{}", "---|".repeat(TOKENS.len()));
     for kind in [NeedleKind::Tied, NeedleKind::Key, NeedleKind::Query] {
-        row(kind, "softmax", |head, _| Ok(last_row(head, 0..head.head.tokens)))?;
-        row(kind, "the last 256 keys", |head, _| {
+        let heads = TOKENS.map(|tokens| Needle { seed, tokens, kind }.generate());
+        let heads: Vec<NeedleHead> = heads.into_iter().collect::<Result<_>>()?;
+        row(kind, "softmax", &heads, |head| Ok(last_row(head, 0..head.head.tokens)))?;
+        row(kind, "the last 256 keys", &heads, |head| {
             Ok(last_row(head, head.head.tokens.saturating_sub(LOCAL)..head.head.tokens))
         })?;
-        row(kind, "a tenth of the keys at random", |head, seed| Ok(last_row(head, rivals::random(&head.head, seed))))?;
-        row(kind, "Routing Transformer", |head, seed| Ok(last_row(head, rivals::routing(&head.head, seed))))?;
-        row(kind, "Reformer", |head, seed| Ok(last_row(head, rivals::reformer(&head.head, seed))))?;
+        row(kind, "a tenth of the keys at random", &heads, |head| {
+            Ok(last_row(head, rivals::random(&head.head, seed)))
+        })?;
+        row(kind, "Routing Transformer", &heads, |head| Ok(last_row(head, rivals::routing(&head.head, seed))))?;
+        row(kind, "Reformer", &heads, |head| Ok(last_row(head, rivals::reformer(&head.head, seed))))?;
         for (name, fields) in configurations {
             let mechanism = ssa(fields)?;
-            row(kind, name, |head, _| found(&mechanism, head))?;
+            row(kind, name, &heads, |head| found(&mechanism, head))?;
         }
     }
     Ok(())
 }
 
-fn row(kind: NeedleKind, name: &str, cosine: impl Fn(&NeedleHead, u64) -> Result<f64>) -> Result<()> {
-    let cell = |tokens: usize| {
-        let cosines = (0..SEEDS)
-            .map(|seed| cosine(&Needle { seed, tokens, kind }.generate()?, seed))
-            .collect::<Result<Vec<_>>>()?;
-        let least = cosines.iter().copied().fold(f64::INFINITY, f64::min);
-        Ok(format!("{:.3} ({least:.3})", mean(&cosines)))
-    };
-    let cells = TOKENS.into_iter().map(cell).collect::<Result<Vec<_>>>()?;
+fn row(kind: NeedleKind, name: &str, heads: &[NeedleHead], cosine: impl Fn(&NeedleHead) -> Result<f64>) -> Result<()> {
+    let cells = heads.iter().map(|head| Ok(format!("{:.4}", cosine(head)?))).collect::<Result<Vec<_>>>()?;
     println!("| {kind} | {name} | {} |", cells.join(" | "));
     Ok(())
 }
