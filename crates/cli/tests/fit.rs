@@ -321,3 +321,18 @@ fn a_trained_model_takes_its_fit() {
         .to_owned();
     assert!(refused.contains("has a layer `blocks.0` of 3 heads, the model one of 2"), "{refused}");
 }
+
+/// A group of heads is a call of its own, which would have other slopes or maps: what has such is no candidate.
+#[test]
+fn numbers_of_single_heads_are_refused() {
+    let sandbox = Sandbox::new();
+    let input = sandbox.write("dump.safetensors", Tensors::call(&[1, 3, 16, DIM]).file());
+    for config in [
+        json!({"mechanism": "local", "window": 4, "bias": "alibi"}),
+        json!({"mechanism": "linformer", "count": 8, "per_head": true}),
+    ] {
+        let config = sandbox.write("own.json", config.to_string()).display().to_string();
+        let outcome = fit(&sandbox, &input, &["--fit", "0.5", "--mechanisms", &config]);
+        assert!(outcome.failure(1).contains("single heads"), "{}", outcome.failure(1));
+    }
+}

@@ -219,6 +219,7 @@ mod tests {
             (r#"[{"heads": [0, 1, 3], "mechanism": {"mechanism": "softmax"}}]"#, "is 3: there are fewer"),
             (r#"[{"heads": [0, 2], "mechanism": {"mechanism": "softmax"}}]"#, "head 1 has no mechanism"),
             (r#"[{"heads": [0, 1, 2], "mechanism": {"mechanism": "softmaxx"}}]"#, "softmaxx"),
+            (r#"[{"heads": [0, 1, 2], "mechanism": {"mechanism": "softmax", "bias": "alibi"}}]"#, "single heads"),
         ] {
             let problem = FitFile::parse(&text(groups)).unwrap_err();
             assert!(problem.contains(told), "{problem}");

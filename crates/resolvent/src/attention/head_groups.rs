@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use burn::tensor::{Int, Tensor};
-use resolvent_kernels as kernels;
+use resolvent_kernels::{self as kernels, mechanism::Structure};
 use serde::{Deserialize, Serialize};
 
 use super::{MultiHeadAttention, field};
@@ -22,11 +22,23 @@ pub struct HeadGroup {
 }
 
 impl HeadGroup {
-    /// Whether every one of `heads` heads is in one of `groups`.
+    /// Whether heads may have the mechanism in a group of their own: it has no numbers of single heads, such as the slopes of ALiBi, which
+    /// would follow from how many heads the group has.
+    pub fn takes(mechanism: &Mechanism) -> bool {
+        mechanism.bias.is_none() && !matches!(&mechanism.structure, Structure::Projected(m) if m.per_head)
+    }
+
+    /// Whether every one of `heads` heads is in one of `groups`, with a mechanism that they [take](HeadGroup::takes).
     ///
     /// # Errors
-    /// The head that is not, or is twice, in words.
+    /// The head that is not, or is twice, or the mechanism, in words.
     pub fn check(groups: &[Self], heads: usize) -> std::result::Result<(), String> {
+        if let Some(group) = groups.iter().find(|group| !Self::takes(&group.mechanism)) {
+            let id = group.mechanism.id();
+            return Err(format!(
+                "`groups`: `{id}` has numbers of single heads, which are others in a group of their own"
+            ));
+        }
         // Only heads that are named take memory: a file may say of itself that it has any number of them.
         let mut named = BTreeSet::new();
         for (at, &head) in groups.iter().flat_map(|group| &group.heads).enumerate() {

@@ -10,6 +10,7 @@ mod results;
 
 use std::{path::Path, time::Instant};
 
+use resolvent::attention::HeadGroup;
 use resolvent_kernels::Mechanism;
 use resolvent_lab::{
     Error, Result,
@@ -152,10 +153,20 @@ impl Tried {
             false => options.candidates.clone(),
         };
         let candidates = mechanisms(&AnalyzeOptions { mechanisms: candidates, ..options.analyze.clone() })?;
-        // Keys that are the queries are so in the file too, so that it can be applied to what it was made of.
+        if let Some(Candidate { name, .. }) =
+            candidates.iter().find(|candidate| !HeadGroup::takes(&candidate.mechanism))
+        {
+            let problem = format!(
+                "hold `{name}`, which has numbers of single heads: heads that are called in a group of their own would have others'"
+            );
+            return Err(Error::Recipe { file: "fit".into(), field: "mechanisms".into(), problem });
+        }
+        let [head_dim, heads] = [layer.shape.head_dim, layer.shape.heads];
+        // Keys that are the queries are so in the file too, so that it can be applied to what it was made of; what follows from how many heads
+        // there are stays what it is with all of them.
         let tied = |mechanism: Mechanism| if layer.tied() { with(&mechanism, "tied") } else { mechanism };
         let trial = |Candidate { name, mechanism }| {
-            Trial::new(Candidate { name, mechanism: tied(mechanism) }, layer.shape.heads)
+            Trial::new(Candidate { name, mechanism: tied(mechanism).of_one_head(head_dim, heads) }, heads)
         };
         let mut trials: Vec<Trial> = candidates.into_iter().map(trial).collect();
         let (mut weight, mut held_out) = (Mean::default(), 0);
