@@ -109,6 +109,21 @@ fn options_that_say_nothing_beside_others_are_refused() {
     }
 }
 
+#[test]
+fn options_of_another_kind_of_call_are_wrong_usage() {
+    let sandbox = tiny::sandbox();
+    let cases: [&[&str]; 5] = [
+        &["eval", "--ablate-pairs", "--attention", "fna"],
+        &["bench", "--tokens", "64", "--pixels", "32"],
+        &["bench", "--heads", "2", "--joules"],
+        &["analyze", "--full", "--cost", "operations"],
+        &["analyze", "--path", "0,1", "--budget", "0.5"],
+    ];
+    for args in cases {
+        refused(&sandbox, 2, args, &["cannot be used with"]);
+    }
+}
+
 /// Four idx files of 12 pictures each, of which `edit` spoils one.
 fn mnist(edit: fn(&Sandbox)) -> Sandbox {
     let sandbox = tiny::sandbox();

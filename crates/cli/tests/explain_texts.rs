@@ -126,3 +126,44 @@ fn language_models_are_explained() {
     assert_eq!((&json["examples"], json["shown"][0]["pairs"].as_array().unwrap().len()), (&2.into(), 16));
     assert!(sandbox.run(&explain(&["--text", "ab", "--query", "3"])).failure(1).contains("the text has 2 tokens"));
 }
+
+/// Clusters of a strictly causal model are those of its whole context, however short the text that it is shown: what a token looks at
+/// does not depend on what follows. A text that is longer is cut, and that is told.
+#[test]
+fn maps_of_short_texts_have_the_clusters_of_the_context() {
+    let sandbox = Sandbox::of_letters(
+        "name = 'letters'\nmechanism = 'ssa'\n[model]\nkind = 'language'\ncontext = 32\ndim = 16\ndepth = 1\nheads = 2\n\
+         mlp_dim = 32\n",
+    );
+    let data = "corpus:text.txt";
+    sandbox.run(&["train", "--config", "tiny.toml", "--data", data, "--out", "run", "--quiet"]).success();
+    let numbers = |value: &Value| value.as_array().unwrap().iter().map(|x| x.as_f64().unwrap()).collect::<Vec<_>>();
+    let row = |text: &str| {
+        let json = sandbox.run(&explain(&["--text", text, "--query", "9"])).success().json();
+        numbers(&json["shown"][0]["query"][0]["maps"]["heads"][0])[..9].to_vec()
+    };
+    let (short, long) = (row("abcdefghi"), row("abcdefghijklmnopqrstuvwxyzabcd"));
+    assert!(short.iter().zip(&long).all(|(a, b)| (a - b).abs() < 1e-6), "{short:?} {long:?}");
+    let outcome = sandbox.run(&explain(&["--text", &"abcdefghij".repeat(4)])).success();
+    assert_eq!((outcome.json()["cut"].as_u64(), outcome.json()["examples"].as_u64()), (Some(1), Some(1)));
+}
+
+/// Nothing taken away leaves the answer as it is, whatever a mechanism draws by an example's place in its batch.
+#[test]
+fn deletion_begins_with_the_whole_example() {
+    let sandbox = Sandbox::new();
+    sandbox.write("tiny.toml", TEXT.replace("name = 'tiny-text'", "name = 'tiny-text'\nmechanism = 'ssa'"));
+    let row = |i: usize| format!("\"A {} film, number {i}\",{}\n", ["awful", "lovely"][i % 2], ["bad", "good"][i % 2]);
+    for part in ["train", "test"] {
+        sandbox.write(&format!("{part}.csv"), format!("review,mood\n{}", (0..16).map(row).collect::<String>()));
+    }
+    let data = "text:.?text=review&label=mood";
+    sandbox.run(&["train", "--config", "tiny.toml", "--data", data, "--out", "run", "--quiet"]).success();
+    let json = sandbox.run(&explain(&["--examples", "6"])).success().json();
+    for map in json["maps"].as_array().unwrap() {
+        for curve in ["morf", "lerf"] {
+            let [mean, deviation] = [&map[curve][0][0], &map[curve][0][1]].map(|x| x.as_f64().unwrap());
+            assert!((mean - 1.0).abs() < 1e-6 && deviation < 1e-6, "{curve} of {}: {mean} ({deviation})", map["map"]);
+        }
+    }
+}

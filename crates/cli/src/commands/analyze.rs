@@ -33,6 +33,9 @@ use super::{
 };
 use crate::{Error, args::Global, destination::folder, error::Result, interrupt::Deferred, memory, output};
 
+/// The options that say what an analysis tells of graphs, at which a fit does not look.
+const OF_GRAPHS: [&str; 3] = ["full", "path", "hop_matrix"];
+
 /// Analyse a model's queries and keys: their token graphs, and which mechanism could replace softmax on them
 ///
 /// The input is a dump with tensors q, k and v, [B, H, N, D], [H, N, D] or [N, D], from any framework: a safetensors file, a
@@ -85,16 +88,16 @@ pub struct Analyze {
     /// In place of diagnostics, find for every head the cheapest mechanism that keeps to this cosine with softmax's output, and write
     /// fit.json, which attend and the Python wheel apply. --mechanisms are what is tried [default: routed clusters, windows, centroids,
     /// nystromformer, performer, linear-infsa, uniform]; a third of the sequences is held out to check the choice
-    #[arg(long, value_name = "TARGET", conflicts_with_all = ["full", "path", "hop_matrix"])]
+    #[arg(long, value_name = "TARGET", conflicts_with_all = OF_GRAPHS)]
     fit: Option<f64>,
     /// What the target is of: cosine (at least), or error (at most), the length of the difference over that of softmax's output
-    #[arg(long, value_name = "MEASURE", requires = "fit", default_value = "cosine", value_parser = Measure::from_str)]
+    #[arg(long, value_name = "MEASURE", requires = "fit", conflicts_with_all = OF_GRAPHS, default_value = "cosine", value_parser = Measure::from_str)]
     measure: Measure,
     /// What is saved: time on this machine, or operations, which are the same on every one
-    #[arg(long, value_name = "COST", requires = "fit", default_value = "time", value_parser = Cost::from_str)]
+    #[arg(long, value_name = "COST", requires = "fit", conflicts_with_all = OF_GRAPHS, default_value = "time", value_parser = Cost::from_str)]
     cost: Cost,
     /// The most that all heads together may cost, as a share of dense softmax; for it heads leave the target, those first that lose least
-    #[arg(long, value_name = "SHARE", requires = "fit")]
+    #[arg(long, value_name = "SHARE", requires = "fit", conflicts_with_all = OF_GRAPHS)]
     budget: Option<f64>,
     /// Folder of the results
     #[arg(long, value_name = "DIR", default_value = "runs/analyze")]

@@ -53,13 +53,13 @@ pub struct Bench {
     #[arg(long, value_name = "NAME|FILE.toml", conflicts_with_all = OF_OPERATORS)]
     model: Option<String>,
     /// With --model: sides of the square pictures [default: 224,512,1024]
-    #[arg(long, value_name = "N,N", value_delimiter = ',', requires = "model")]
+    #[arg(long, value_name = "N,N", value_delimiter = ',', requires = "model", conflicts_with_all = OF_OPERATORS)]
     pub(super) pixels: Vec<usize>,
     /// With --model: set a field of its recipe, by its dotted name, such as model.depth=12 or precision=bf16; may be repeated
-    #[arg(long, value_name = "KEY=VALUE", requires = "model")]
+    #[arg(long, value_name = "KEY=VALUE", requires = "model", conflicts_with_all = OF_OPERATORS)]
     pub(super) set: Vec<Setting>,
     /// With --model: joules of a picture too, where the machine tells (RAPL, the processor's own counters; elsewhere an error)
-    #[arg(long, requires = "model")]
+    #[arg(long, requires = "model", conflicts_with_all = OF_OPERATORS)]
     pub(super) joules: bool,
     /// Numbers of tokens [default: 512 to 65536, and 331776]
     #[arg(long, value_name = "N,N", value_delimiter = ',')]

@@ -44,7 +44,7 @@ pub struct Eval {
     #[arg(long, value_name = "SHARE,SHARE", value_delimiter = ',')]
     ablate: Vec<f64>,
     /// With --ablate: lose pairs of a query and a key, each by itself, in place of tokens. For softmax and fna
-    #[arg(long, requires = "ablate")]
+    #[arg(long, requires = "ablate", conflicts_with = "attention")]
     ablate_pairs: bool,
     /// Put another attention onto the trained weights, an id, a file M.json, or a fit.json of `resolvent analyze --fit`, and tell what it
     /// changes. An id that the checkpoint's recipe uses, or a relative of it, has the recipe's settings

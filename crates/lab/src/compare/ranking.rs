@@ -34,7 +34,7 @@ const fn decimals(metric: Metric) -> usize {
 /// How much worse a mechanism is than the best.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Difference {
-    /// In the score's points, at least 0.
+    /// In the score's points: of the seeds that both have, and only where they have none of all runs.
     pub points: f64,
     /// Where the true difference lies, where anything tells it.
     pub interval: Option<Interval>,
@@ -81,6 +81,8 @@ impl Comparison {
         let own = entry.runs.iter();
         let pairs: Vec<[&RunResult; 2]> =
             own.filter_map(|run| Some([best.runs.iter().find(|other| other.seed == run.seed)?, run])).collect();
+        let gain_of = |[best, own]: &[&RunResult; 2]| Some(gain(metric, of_run(metric, best)?, of_run(metric, own)?));
+        let gains: Vec<f64> = pairs.iter().filter_map(gain_of).collect();
         let interval = match pairs[..] {
             [
                 [
@@ -91,13 +93,12 @@ impl Comparison {
                 let Interval { low, high } = Interval::of_difference([*best, *own], [*many, *others]);
                 Some(Interval { low: 100.0 * low, high: 100.0 * high })
             }
-            _ => {
-                let gain =
-                    |[best, own]: &[&RunResult; 2]| Some(gain(metric, of_run(metric, best)?, of_run(metric, own)?));
-                Interval::of_mean(&pairs.iter().filter_map(gain).collect::<Vec<_>>())
-            }
+            _ => Interval::of_mean(&gains),
         };
-        let points = gain(metric, mean(metric, best), mean(metric, entry));
+        let points = match gains.len() {
+            0 => gain(metric, mean(metric, best), mean(metric, entry)),
+            count => gains.iter().sum::<f64>() / count as f64,
+        };
         Difference { points, interval, of_seeds: pairs.len() > 1, decimals: decimals(metric) }
     }
 
@@ -111,10 +112,13 @@ impl Comparison {
         let leads = format!("{} leads with {reached}", best.name);
         let even: Vec<&str> =
             others.iter().filter(|entry| !self.beside_best(entry).is_told()).map(|entry| entry.name.as_str()).collect();
-        let of = if self.beside_best(next).of_seeds { "seeds" } else { "test examples" };
+        let differences: Vec<Difference> = others.iter().map(|entry| self.beside_best(entry)).collect();
+        let of = if differences.iter().any(|difference| difference.of_seeds) { "seeds" } else { "test examples" };
         let told = match even[..] {
             [] => format!(", {} {} before {}", self.beside_best(next).text(), metric.points(), next.name),
-            _ if self.beside_best(next).interval.is_none() => "; one seed tells none of the others from it".into(),
+            _ if differences.iter().all(|difference| difference.interval.is_none()) => {
+                "; one seed tells none of the others from it".into()
+            }
             _ if even.len() == others.len() => format!("; these {of} tell none of the others from it"),
             _ => format!("; these {of} do not tell {} from it", even.join(", ")),
         };

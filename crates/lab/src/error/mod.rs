@@ -4,6 +4,8 @@ pub(crate) mod data;
 
 use std::{io, path::Path, path::PathBuf};
 
+use resolvent_kernels::Parameter;
+
 /// The result of training, evaluating and comparing.
 pub type Result<T> = std::result::Result<T, Error>;
 
@@ -188,11 +190,17 @@ pub enum Error {
 const STEADIER: &str = "lower `optimiser.lr`, lengthen `schedule.warmup_epochs` or set `optimiser.clip_norm`";
 
 impl Error {
-    /// Whether it is the end of one training run and says nothing of others: the loss is no number, or tokens or results of the model left
-    /// what f32 can hold.
+    /// Whether it is the end of one training run and says nothing of others: the loss is no number, tokens or results of the model left
+    /// what f32 can hold, or a number that it learns what its mechanism takes.
     pub(crate) fn is_divergence(&self) -> bool {
-        use resolvent_kernels::Error::{Overflow, Range};
-        matches!(self, Self::Diverged { .. } | Self::Model(resolvent::Error::Mechanism(Overflow { .. } | Range { .. })))
+        use resolvent_kernels::Error::{OutOfRange, Overflow, Range};
+        match self {
+            Self::Diverged { .. } | Self::Model(resolvent::Error::Mechanism(Overflow { .. } | Range { .. })) => true,
+            Self::Model(resolvent::Error::Mechanism(OutOfRange { field, .. })) => {
+                Parameter::ALL.iter().any(|parameter| parameter.name() == *field)
+            }
+            _ => false,
+        }
     }
 
     /// Wraps a failure of the operating system: what was being done to `path`.

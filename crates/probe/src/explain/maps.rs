@@ -7,6 +7,8 @@
 //! Where weights may be negative they would cancel in that mean; it is then that of their positive parts, read from some columns
 //! of the matrix at a time.
 
+use std::borrow::Cow;
+
 use resolvent_kernels::{
     ClusterPlan, ExtraGradients, Extras, Gradients, Inputs, Mask, Mechanism, Operator, Scratch, Shape, Strategy,
     mechanism::{Normalisation, Structure},
@@ -21,10 +23,13 @@ const FLAT: f32 = 1e-5;
 /// The attention of a layer's heads, applied by the mechanism's own kernels.
 pub struct LayerAttention<'a> {
     call: &'a LayerCall,
+    /// Of all tokens that the layer's operator is given.
     operator: Operator,
+    q: Cow<'a, [f32]>,
+    k: Option<Cow<'a, [f32]>>,
     clusters: Option<ClusterPlan>,
-    /// `M 1` of each head, `[heads, tokens]`.
-    row_sums: Vec<f32>,
+    /// `M 1` of each head, `[heads, span]`.
+    sums: Vec<f32>,
     stats: Vec<f32>,
 }
 
@@ -36,15 +41,19 @@ impl<'a> LayerAttention<'a> {
     pub fn new(call: &'a LayerCall) -> Result<Self> {
         // The graph has a row per token, also where the mechanism would return a common row once.
         let mechanism = call.mechanism.clone().with_every_row();
-        let operator = Operator::new(&mechanism, Shape { value_dim: 1, ..call.shape }, call.causal, Strategy::Auto)?;
-        let mut layer = Self { call, operator, clusters: None, row_sums: Vec::new(), stats: Vec::new() };
+        let shape = Shape { seq_q: call.span, seq_kv: call.span, value_dim: 1, ..call.shape };
+        let operator = Operator::new(&mechanism, shape, call.causal, Strategy::Auto)?;
+        let dim = call.shape.head_dim;
+        let [q, k] = [Some(&call.q), call.k.as_ref()].map(|x| x.map(|x| lengthened(x, call, dim)));
+        let (q, clusters) = (q.unwrap_or_default(), call.clusters.clone());
+        let mut layer = Self { call, operator, q, k, clusters, sums: Vec::new(), stats: Vec::new() };
         let ones = vec![1.0; layer.operator.shape().v_len()];
-        if mechanism.clustering().is_some() {
+        if mechanism.clustering().is_some() && layer.clusters.is_none() {
             layer.clusters = Some(layer.operator.clusters(&layer.inputs(&ones), &Mask::NONE)?.into_owned());
         }
         let (mut out, mut stats) = (vec![0.0; layer.operator.out_len()], vec![0.0; layer.operator.plan().stats]);
         layer.operator.forward(&layer.inputs(&ones), &Mask::NONE, &mut out, &mut stats, &mut Scratch::default())?;
-        (layer.row_sums, layer.stats) = (out, stats);
+        (layer.sums, layer.stats) = (out, stats);
         Ok(layer)
     }
 
@@ -52,7 +61,13 @@ impl<'a> LayerAttention<'a> {
         let with = |extras: Extras<'b>, (parameter, values): &'b (_, Vec<f32>)| extras.with(*parameter, values);
         let extras = self.call.parameters.iter().fold(Extras::default(), with);
         let extras = self.clusters.as_ref().map_or(extras, |plan| extras.with_clusters(plan));
-        Inputs { q: &self.call.q, k: self.call.k.as_deref(), v, extras }
+        Inputs { q: &self.q, k: self.k.as_deref(), v, extras }
+    }
+
+    /// What the heads have of the tokens that there are, of `x [heads, span]`.
+    fn there<'x>(&self, x: &'x [f32]) -> impl Iterator<Item = &'x [f32]> {
+        let tokens = self.call.shape.seq_q;
+        x.chunks_exact(self.call.span).map(move |head| &head[..tokens])
     }
 
     /// `M^T x` of each head: with what weight the tokens are looked at when token `i` asks with weight `x_i`. Both are
@@ -61,22 +76,15 @@ impl<'a> LayerAttention<'a> {
     /// # Errors
     /// [`resolvent_lab::Error::Kernels`].
     pub fn looked_at(&self, asked: &[f32]) -> Result<Vec<f32>> {
+        let asked = lengthened(asked, self.call, 1);
         let ones = vec![1.0; asked.len()];
-        let (mut dq, mut dk) = (vec![0.0; self.call.q.len()], self.call.k.as_ref().map(|k| vec![0.0; k.len()]));
+        let (mut dq, mut dk) = (vec![0.0; self.q.len()], self.k.as_ref().map(|k| vec![0.0; k.len()]));
         let mut dv = vec![0.0; asked.len()];
         let mut gradients =
             Gradients { dq: &mut dq, dk: dk.as_deref_mut(), dv: &mut dv, extras: ExtraGradients::default() };
         let (inputs, mut scratch) = (self.inputs(&ones), Scratch::default());
-        self.operator.backward(
-            &inputs,
-            &Mask::NONE,
-            &self.row_sums,
-            &self.stats,
-            asked,
-            &mut gradients,
-            &mut scratch,
-        )?;
-        Ok(dv)
+        self.operator.backward(&inputs, &Mask::NONE, &self.sums, &self.stats, &asked, &mut gradients, &mut scratch)?;
+        Ok(self.there(&dv).flatten().copied().collect())
     }
 
     /// The weights of a model's answer on the layer's tokens, a row per head, without the class token; of a class token's row they
@@ -158,17 +166,17 @@ impl<'a> LayerAttention<'a> {
     fn matrices(&self, mut show: impl FnMut(usize, usize, usize, &[f32])) -> Result<()> {
         /// What a pass over the weights makes of so many columns costs little beside the weights.
         const COLUMNS: usize = 256;
-        let tokens = self.call.shape.seq_q;
+        let (tokens, span) = (self.call.shape.seq_q, self.call.span);
         for first in (0..tokens).step_by(COLUMNS) {
             let width = COLUMNS.min(tokens - first);
-            let shape = Shape { value_dim: width, ..self.call.shape };
+            let shape = Shape { value_dim: width, ..*self.operator.shape() };
             let operator = Operator::new(self.operator.mechanism(), shape, self.call.causal, Strategy::Auto)?;
-            let unit = |at: usize| f32::from(u8::from(at / width % tokens == first + at % width));
+            let unit = |at: usize| f32::from(u8::from(at / width % span == first + at % width));
             let v: Vec<f32> = (0..shape.v_len()).map(unit).collect();
             let (mut out, mut stats) = (vec![0.0; operator.out_len()], vec![0.0; operator.plan().stats]);
             operator.forward(&self.inputs(&v), &Mask::NONE, &mut out, &mut stats, &mut Scratch::default())?;
-            let rows = out.chunks_exact(width).enumerate();
-            rows.for_each(|(row, weights)| show(row / tokens, row % tokens, first, weights));
+            let rows = out.chunks_exact(width).enumerate().filter(|(row, _)| row % span < tokens);
+            rows.for_each(|(row, weights)| show(row / span, row % span, first, weights));
         }
         Ok(())
     }
@@ -178,8 +186,9 @@ impl<'a> LayerAttention<'a> {
     /// passes on nothing but its residual.
     fn rolled(&self, asked: &[f32]) -> Result<Vec<f32>> {
         let (tokens, heads) = (self.call.shape.seq_q, self.call.shape.heads as f32);
+        let sums = self.there(&self.sums);
         let share = |(sum, asked): (&f32, &f32)| if *sum > 0.0 { asked / sum } else { 0.0 };
-        let per_head = self.row_sums.chunks_exact(tokens).flat_map(|sums| sums.iter().zip(asked).map(share));
+        let per_head = sums.flat_map(|sums| sums.iter().zip(asked).map(share));
         let through = self.looked_at(&per_head.collect::<Vec<_>>())?;
         let mut rolled: Vec<f32> = asked.iter().map(|x| 0.5 * x).collect();
         for head in through.chunks_exact(tokens) {
@@ -187,6 +196,16 @@ impl<'a> LayerAttention<'a> {
         }
         Ok(rolled)
     }
+}
+
+/// Rows of `width` numbers of the tokens of each head, and zeros for those that the operator is given beyond.
+fn lengthened<'x>(x: &'x [f32], call: &LayerCall, width: usize) -> Cow<'x, [f32]> {
+    let (own, all) = (call.shape.seq_q * width, call.span * width);
+    if own == all {
+        return Cow::Borrowed(x);
+    }
+    let zeros = vec![0.0; all - own];
+    Cow::Owned(x.chunks_exact(own.max(1)).flat_map(|head| head.iter().chain(&zeros)).copied().collect())
 }
 
 /// Whether weights may be negative, so that they cancel in a mean of rows: a centred kernel's mean is even flat.
@@ -280,6 +299,8 @@ mod tests {
             parameters: Vec::new(),
             shape: Shape::square(1, HEADS, TOKENS, DIM),
             causal: false,
+            span: TOKENS,
+            clusters: None,
             mechanism,
         }
     }
@@ -332,7 +353,7 @@ mod tests {
             let rows: Vec<_> = (0..TOKENS).map(|token| layer.looked_at(&unit(token)).unwrap()).collect();
             for (token, row) in rows.iter().enumerate() {
                 let sum: f32 = row[..TOKENS].iter().sum();
-                assert!((sum - layer.row_sums[token]).abs() < 1e-4 * (1.0 + sum.abs()), "{id}: {sum}");
+                assert!((sum - layer.sums[token]).abs() < 1e-4 * (1.0 + sum.abs()), "{id}: {sum}");
             }
             let all = layer.looked_at(&first_asked(&call).repeat(HEADS)).unwrap();
             for (at, weight) in all.iter().enumerate() {

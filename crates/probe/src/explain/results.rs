@@ -329,8 +329,7 @@ impl Explanation {
             0 => String::new(),
             located => format!(", {located} of them with places in boxes and out"),
         };
-        let cut =
-            if self.cut > 0 { format!("; {} texts were cut to what the model reads", self.cut) } else { String::new() };
+        let cut = self.cut_note();
         // Writing to a string cannot fail.
         let _ = writeln!(
             text,
@@ -350,7 +349,17 @@ impl Explanation {
         for layer in &self.layers {
             table.row([layer.layer.clone(), layer.breadth.percent()]);
         }
-        table.to_string() + &self.headline() + "\n"
+        let note = self.cut_note();
+        let note = if note.is_empty() { note } else { format!("{}\n", note.trim_start_matches("; ")) };
+        table.to_string() + &note + &self.headline() + "\n"
+    }
+
+    /// How many texts were cut, where some were.
+    fn cut_note(&self) -> String {
+        match self.cut {
+            0 => String::new(),
+            cut => format!("; cut to what the model reads: {}", counted(cut, "text")),
+        }
     }
 }
 

@@ -206,13 +206,16 @@ pub(super) fn windows(
     material: &Material,
     count: usize,
 ) -> Result<Vec<Example>> {
-    let one = |name: String, ids: &[u32]| {
+    // The rest of a text that is longer than the context stands behind its tokens.
+    let one = |name: String, all: &[u32]| {
+        let (ids, rest) = all.split_at(all.len().min(context));
         let (mut text, mut spans) = (String::new(), Vec::new());
         for &id in ids {
             let from = text.len();
             text.push_str(&vocabulary.decode(&[id])?);
             spans.push((from, text.len()));
         }
+        text.push_str(&vocabulary.decode(rest)?);
         Ok(Example::Text(TextExample { name, text, ids: ids.to_vec(), spans, label: None }))
     };
     match material {
@@ -226,7 +229,7 @@ pub(super) fn windows(
         Material::Texts(texts) => {
             let beginning = |i: usize| {
                 let ids = vocabulary.encode_whole(&texts[i])?;
-                one(format!("text {}", i + 1), &ids[..ids.len().min(context)])
+                one(format!("text {}", i + 1), &ids)
             };
             spread(texts.len(), count).map(beginning).collect()
         }

@@ -11,6 +11,7 @@ use std::path::Path;
 
 use burn::tensor::{Bool, Device, Int, Tensor, TensorData};
 use resolvent::models::{LanguageModel, TextClassifier};
+use resolvent_kernels::mechanism::{Landmarks, Structure};
 use resolvent_lab::{
     Error, Recipe, Result,
     checkpoint::{Checkpoint, Expectation, PictureExpectation, TextExpectation},
@@ -152,6 +153,26 @@ impl Subject {
     /// # Errors
     /// As [`Subject::trace`].
     pub fn answers(&self, example: &Example, grid: Option<[usize; 2]>, removed: &[Vec<bool>]) -> Result<Vec<Vec<f64>>> {
+        // What is drawn by the place in a batch would differ from variant to variant.
+        let together = if self.is_drawn_by_place() { 1 } else { removed.len().max(1) };
+        let parts = removed.chunks(together).map(|removed| self.answers_together(example, grid, removed));
+        Ok(parts.collect::<Result<Vec<_>>>()?.concat())
+    }
+
+    /// Whether what the model's attention draws depends on the place of an example in its batch: starts of clusters, random landmarks.
+    fn is_drawn_by_place(&self) -> bool {
+        let m = &self.recipe.mechanism;
+        let drawn = matches!(&m.structure, Structure::Nystrom(m) if matches!(m.landmarks, Landmarks::Random { .. }));
+        drawn || m.clustering().is_some()
+    }
+
+    /// [`Subject::answers`] in one batch.
+    fn answers_together(
+        &self,
+        example: &Example,
+        grid: Option<[usize; 2]>,
+        removed: &[Vec<bool>],
+    ) -> Result<Vec<Vec<f64>>> {
         let logits = match (&self.kind, example) {
             (Kind::Pictures(model, expects), Example::Picture(picture)) => {
                 let pictures: Vec<_> = removed.iter().map(|removed| without(picture, grid, removed)).collect();

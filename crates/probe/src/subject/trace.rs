@@ -4,7 +4,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use burn::tensor::Tensor;
 use resolvent::attention::{MultiHeadAttention, Observed, Observer};
-use resolvent_kernels::{Mechanism, Parameter, Shape};
+use resolvent_kernels::{ClusterPlan, Mechanism, Parameter, Shape};
 use resolvent_lab::{Error, Result};
 
 /// Where in a model a layer of attention is, and how its tokens lie.
@@ -37,6 +37,10 @@ pub struct LayerCall {
     pub v: Vec<f32>,
     /// The mechanism's own tensors, as the layer has learned them.
     pub parameters: Vec<(Parameter, Vec<f32>)>,
+    /// Tokens that the operator is given: those that there are, and zeros behind them where clusters are those of a whole context.
+    pub span: usize,
+    /// The plan of its clusters, of so many tokens.
+    pub clusters: Option<ClusterPlan>,
 }
 
 type Calls = Arc<Mutex<Vec<(usize, Observed)>>>;
@@ -93,5 +97,7 @@ fn layer_call(place: &Place, call: Observed) -> Result<LayerCall> {
         k,
         v,
         parameters: Parameter::ALL.into_iter().filter_map(own).collect(),
+        span: call.span.unwrap_or(seq),
+        clusters: call.clusters.as_deref().cloned(),
     })
 }

@@ -18,7 +18,8 @@ use super::{
 use crate::{
     Extras, Inputs, Mask, Mechanism, Precision, Result, Sequences, Strategy, attend,
     ops::{
-        Projected, attend_packed, attend_packed_sequences, draws, linear_in, map_sequences, merge_heads, split_heads,
+        Projected, attend_packed, attend_packed_sequences, draws, linear_in, map_sequences, merge_heads, plan_of_call,
+        split_heads,
     },
     ternary::{self, Packed},
 };
@@ -291,20 +292,27 @@ impl MultiHeadAttention {
         let projected = self.shared_packed(packed);
         let packed = projected.packed.clone();
         let extras = self.with_codebook(extras, &packed, mechanism, mask);
+        let [_, seq, width] = packed.dims();
+        let span = self.causal_span.filter(|_| causal && clusters_a_span(mechanism));
+        if let Some(span) = span {
+            field("seq", seq, seq <= span, "at most `causal_span`")?;
+        }
         if let Some(observer) = &self.observer {
-            let mut inputs = split_heads(packed.clone(), self.n_heads, mechanism);
-            inputs.extras = extras.clone();
-            observer.show(Observed { inputs, mechanism: mechanism.clone(), mask: mask.clone(), grid });
+            let of = |packed: Tensor<3>| {
+                let mut inputs = split_heads(packed, self.n_heads, mechanism);
+                inputs.extras = extras.clone();
+                inputs
+            };
+            let rows = span.unwrap_or(seq);
+            let whole = (of(lengthened(packed.clone(), rows)), lengthened_mask(mask, rows));
+            let clusters = plan_of_call(&whole.0, mechanism, &whole.1)?;
+            let (inputs, mechanism, mask) = (of(packed.clone()), mechanism.clone(), mask.clone());
+            observer.show(Observed { inputs, mechanism, mask, grid, span, clusters });
         }
         if !self.head_groups.is_empty() {
             return self.attend_by_head(packed, &extras, mask);
         }
-        let [_, seq, width] = packed.dims();
-        if let Some(span) = self.causal_span
-            && causal
-            && clusters_a_span(mechanism)
-        {
-            field("seq", seq, seq <= span, "at most `causal_span`")?;
+        if let Some(span) = span {
             let (packed, mask) = (lengthened(packed, span), lengthened_mask(mask, span));
             let projected = Projected { packed, ..projected };
             let attended = attend_packed(projected, extras, mechanism, &mask, self.strategy)?;

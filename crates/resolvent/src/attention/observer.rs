@@ -2,6 +2,8 @@
 
 use std::{fmt, sync::Arc};
 
+use resolvent_kernels::ClusterPlan;
+
 use crate::{Inputs, Mask, Mechanism};
 
 /// One call of self-attention as its operator is given it: projected, turned by positions, with the mechanism's own tensors as
@@ -18,6 +20,10 @@ pub struct Observed {
     pub mask: Mask,
     /// Height and width of the tokens' grid, where they are one.
     pub grid: Option<[usize; 2]>,
+    /// How many tokens the call is filled up to with zeros behind the last, where clusters are those of a whole context.
+    pub span: Option<usize>,
+    /// The plan of a mechanism with clusters, of so many tokens: the layer's own, or the one that layers share.
+    pub clusters: Option<Arc<ClusterPlan>>,
 }
 
 /// Is shown every call of self-attention of the module it is set in, before the operator is applied; the module's result is the

@@ -20,6 +20,13 @@ impl SharedClusters {
     }
 }
 
+/// [`clusters`] of a call with these inputs.
+pub(crate) fn plan_of_call(inputs: &Inputs, mechanism: &Mechanism, mask: &Mask) -> Result<Option<Arc<ClusterPlan>>> {
+    let [batch, heads, seq_q, head_dim] = inputs.q.dims();
+    let [_, _, seq_kv, value_dim] = inputs.v.dims();
+    clusters(inputs, mechanism, mask, &Shape { batch, heads, seq_q, seq_kv, head_dim, value_dim })
+}
+
 /// The plan that the call brings, or one that is made for its queries and keys; `None` for mechanisms without clusters.
 /// Made once, for forward and backward pass.
 pub(super) fn clusters(

@@ -20,6 +20,7 @@ mod token_weights;
 
 pub use calibration::{Calibration, Crossing, Timed};
 pub use clusters::SharedClusters;
+pub(crate) use clusters::plan_of_call;
 pub use depthwise::depthwise;
 pub use gelu::gelu;
 pub use inputs::{Extras, Inputs, Mask, Output};
