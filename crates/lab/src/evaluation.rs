@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::{Error, Result, bleu::Bleu};
 
-/// Pictures per batch. Accuracy does not depend on it.
+/// Pictures per batch. Accuracy does not depend on it, but of mechanisms that draw by the place in a batch (`ssa`, `routed`, random landmarks).
 pub(crate) const BATCH: usize = 250;
 
 /// What a model does on labelled examples.

@@ -8,7 +8,7 @@ use crate::{
     data::{self, BatchPlan, Batches, Encoded, Padded, Vocabulary, by_length},
 };
 
-/// Tokens per batch of an evaluation, padding included. Accuracy does not depend on it.
+/// Tokens per batch of an evaluation, padding included. Accuracy does not depend on it, but of mechanisms that draw by the place in a batch.
 pub(crate) const BATCH_TOKENS: usize = 16_384;
 
 /// Share of unknown tokens above which a data set is not one that the vocabulary was made for.
