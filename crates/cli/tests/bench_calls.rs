@@ -96,7 +96,7 @@ fn sequences_end_to_end() {
     let shared = ["--mechanisms", "softmax", "--heads", "4", "--kv-heads", "1", "--sequences", "17,40"];
     measured(&bench(&sandbox, &shared).success().json());
     let page = std::fs::read_to_string(sandbox.path("out/report.html")).unwrap();
-    assert!(page.contains("1 heads of keys and values, sequences of 17, 40 tokens end to end"));
+    assert!(page.contains("1 head of keys and values, sequences of 17, 40 tokens end to end"));
 }
 
 #[test]
