@@ -6,7 +6,7 @@ use resolvent_kernels::{
 };
 
 use crate::{
-    AttentionOperator, Lanczos, LinearOperator, Power, Result,
+    AttentionOperator, Error, Lanczos, LinearOperator, Power, Result,
     vector::{dot, norm},
 };
 
@@ -82,7 +82,8 @@ pub struct PerronReport {
     /// The norms `|q_i|`.
     pub energies: Alignment,
     /// The second largest eigenvalue of the affinities by size over the largest: the smaller, the faster hops forget where they started.
-    pub subdominant_ratio: f64,
+    /// `None` where these eigenvalues do not converge.
+    pub subdominant_ratio: Option<f64>,
     /// By how much the last step still changed the Perron vector.
     pub change: f64,
 }
@@ -120,15 +121,18 @@ impl PerronReport {
     }
 }
 
-/// `|lambda_2| / lambda_1` of a symmetric operator in f32 whose weights are not negative.
-fn second_over_first(m: &AttentionOperator) -> Result<f64> {
-    let found = Lanczos { largest: 2, smallest: 1, tol: 1e-5, ..Lanczos::default() }.eigenpairs(m)?;
+/// `|lambda_2| / lambda_1` of a symmetric operator in f32 whose weights are not negative; `None` where the eigenpairs do not converge.
+fn second_over_first(m: &AttentionOperator) -> Result<Option<f64>> {
+    let found = match (Lanczos { largest: 2, smallest: 1, tol: 1e-5, ..Lanczos::default() }).eigenpairs(m) {
+        Err(Error::Eigen { .. }) => return Ok(None),
+        found => found?,
+    };
     let mut sizes: Vec<f64> = found.values.iter().map(|x| x.abs()).collect();
     sizes.sort_by(|a, b| b.total_cmp(a));
-    Ok(match sizes[..] {
+    Ok(Some(match sizes[..] {
         [first, second, ..] if first > 0.0 => second / first,
         _ => 0.0,
-    })
+    }))
 }
 
 #[cfg(test)]

@@ -23,6 +23,9 @@ pub struct HeadExtras {
 impl HeadExtras {
     /// Those of head `head` of a call of sizes `shape` that gives `given`: of biases and maps, which heads have one by one whether a call
     /// gives them or not.
+    ///
+    /// # Panics
+    /// Where `given` has fewer numbers than the call takes, or `head` is none of it.
     pub fn of(
         mechanism: &Mechanism,
         shape: &Shape,

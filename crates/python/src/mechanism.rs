@@ -157,6 +157,11 @@ impl Core {
         self.mechanism.clustering().is_some()
     }
 
+    #[getter]
+    fn tells_heads_apart(&self) -> bool {
+        self.mechanism.tells_heads_apart()
+    }
+
     /// Whether queries and keys share one mask.
     #[getter]
     fn masks_tokens_once(&self) -> bool {

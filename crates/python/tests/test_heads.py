@@ -129,6 +129,8 @@ def test_the_value():
         ([([0, 2], "softmax")], "groups[0].heads"),
         ([([], "softmax")], "groups[0].heads"),
         ([(["a"], "softmax")], "groups[0].heads"),
+        ([([0], "softmax"), ([1], Mechanism("fna", bias="alibi"))], "groups[1].mechanism"),
+        ([([0, 1], Mechanism("linformer", count=4, per_head=True))], "groups[0].mechanism"),
         ([], "groups"),
     ):
         with pytest.raises(resolvent.ConfigurationError) as refused:

@@ -279,6 +279,6 @@ fn dump(args: &Analyze, shown: Option<Shown>) -> Result<Input> {
     };
     let rule = Some(if subject.sees_pictures() { KappaRule::Vision } else { KappaRule::Text });
     let name = Some(format!("{} on {name}", subject.path));
-    let (causal, learned) = (subject.is_causal(), Some(learned));
+    let (causal, learned) = (subject.is_causal() || own.causal, Some(learned));
     Ok(Input { path, name, own: Some(own), causal, words, learned, rule, cut, _temporary: temporary })
 }

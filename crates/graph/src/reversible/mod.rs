@@ -77,8 +77,7 @@ impl Reversible {
 
     /// Whether a walker comes from every token to every other. A token without edges is reached from none.
     pub fn is_connected(&self) -> bool {
-        let joined = self.len() > 0 && component(self, 0).iter().all(|&joined| joined);
-        joined && (self.len() == 1 || !self.log_degree.contains(&f64::NEG_INFINITY))
+        self.len() > 0 && component(self, 0).iter().all(|&joined| joined)
     }
 
     /// The walk `P = D^-1 W`: `P_ij = N_ij sqrt(D_j / D_i)`.

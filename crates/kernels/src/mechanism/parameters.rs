@@ -72,6 +72,9 @@ impl Mechanism {
 
     /// Which elements of one of [`Mechanism::parameters`] in a call of sizes `shape` belong to a batch element and head, `slice`: batch
     /// entry times heads plus head.
+    ///
+    /// # Panics
+    /// For a slice of a call without heads.
     pub fn parameter_part(&self, parameter: Parameter, shape: &Shape, slice: usize) -> std::ops::Range<usize> {
         match (self.bias, parameter) {
             (Some(bias), Parameter::Bias) => bias.part(shape, slice),

@@ -126,6 +126,12 @@ impl Mechanism {
         if let Structure::Projected(m) = &self.structure { Some(m) } else { None }
     }
 
+    /// Whether heads of one call have numbers of their own that nobody learned, the slopes or entries of a bias or maps per head: a head that
+    /// is called with others, or alone, would have others' numbers.
+    pub fn tells_heads_apart(&self) -> bool {
+        self.bias.is_some() || self.projected().is_some_and(|m| m.per_head)
+    }
+
     /// The projected structure, and the same values over the projected keys and values, where there are such.
     pub(crate) fn over_projections(&self) -> Option<(&Projected, Self)> {
         let projected = self.projected()?;

@@ -34,7 +34,8 @@ const fn decimals(metric: Metric) -> usize {
 /// How much worse a mechanism is than the best.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Difference {
-    /// In the score's points: of the seeds that both have, and only where they have none of all runs.
+    /// In the score's points, the mean over the seeds that both have; where they share none, the difference of the means of all runs. It may
+    /// be negative: the best is so by the mean of its own seeds.
     pub points: f64,
     /// Where the true difference lies, where anything tells it.
     pub interval: Option<Interval>,
@@ -117,7 +118,9 @@ impl Comparison {
         let told = match even[..] {
             [] => format!(", {} {} before {}", self.beside_best(next).text(), metric.points(), next.name),
             _ if differences.iter().all(|difference| difference.interval.is_none()) => {
-                "; one seed tells none of the others from it".into()
+                let one = ranked.iter().all(|entry| entry.runs.len() == 1);
+                let what = if one { "one seed tells" } else { "the seeds that both have tell" };
+                format!("; {what} none of the others from it")
             }
             _ if even.len() == others.len() => format!("; these {of} tell none of the others from it"),
             _ => format!("; these {of} do not tell {} from it", even.join(", ")),

@@ -332,15 +332,12 @@ fn failed(error: &dyn std::fmt::Display) -> Error {
     Error::Device { asked: "gpu".into(), problem }
 }
 
-/// A layer whose tokens or result leave f32 refuses them before the loss could be no number: the same end of a run. Tokens that do so from the
-/// first step on are the mechanism's, whose error says more.
+/// A layer whose tokens or result leave f32, or a learned number its range, refuses them before the loss could be no number: the same end of
+/// a run. Where that is so from the first step on it is the mechanism's, whose error says more.
 pub(super) fn diverged(error: Error, step: usize) -> Error {
-    use resolvent_kernels::Error::{Overflow, Range};
-    match error {
-        Error::Model(resolvent::Error::Mechanism(Overflow { .. })) => Error::Diverged { step, loss: f32::NAN },
-        Error::Model(resolvent::Error::Mechanism(Range { .. })) if step > 1 => Error::Diverged { step, loss: f32::NAN },
-        other => other,
-    }
+    let overflows =
+        matches!(error, Error::Model(resolvent::Error::Mechanism(resolvent_kernels::Error::Overflow { .. })));
+    if overflows || step > 1 && error.is_divergence() { Error::Diverged { step, loss: f32::NAN } } else { error }
 }
 
 /// The mean of what was summed, which begins anew.

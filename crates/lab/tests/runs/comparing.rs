@@ -142,6 +142,10 @@ fn a_difference_is_told_with_what_tells_it(found: &Comparison) {
     apart.entries[best].runs.insert(0, lucky);
     let beside = apart.beside_best(&apart.entries[0]);
     assert!(!beside.is_told() && !beside.of_seeds, "the test examples of seed 0: {beside:?}");
+    assert!((beside.points - 0.04).abs() < 1e-9, "of the seed that both have: {beside:?}");
+    apart.entries[best].runs.remove(1);
+    let beside = apart.beside_best(&apart.entries[0]);
+    assert!(beside.interval.is_none() && (beside.points - 9.24).abs() < 1e-9, "of all runs: {beside:?}");
     for entry in &mut one.entries {
         let first = entry.runs[0].clone();
         entry.runs.push(RunResult { seed: 1, accuracy: first.accuracy.map(|accuracy| accuracy - 0.05), ..first });

@@ -111,9 +111,12 @@ pub fn diagnose(
     }
     let found = landmarks(mechanism, head, options.full);
     report.landmarks = note(&mut report.notes, found).flatten();
-    let fna = values.as_fna().filter(|_| values.bias.is_none());
-    if let (Some(fna), Some(baseline)) = (fna, baseline) {
-        match note(&mut report.notes, matched_kappa(&fna, head, baseline.sharpness)) {
+    if let (Some(fna), Some(baseline)) = (values.as_fna(), baseline) {
+        let matched = match values.bias {
+            None => matched_kappa(&fna, head, baseline.sharpness),
+            Some(_) => Ok(Err("a bias is added to the logarithms of the weights: no length scale is matched")),
+        };
+        match note(&mut report.notes, matched) {
             Some(Ok(kappa)) => report.matched_kappa = Some(kappa),
             Some(Err(why)) => remark(&mut report.notes, why.into()),
             None => {}

@@ -69,15 +69,6 @@ pub const RESULTS: &str = "results.json";
 pub fn run(options: &AnalyzeOptions, folder: &Path) -> Result<Option<Analysis>> {
     let mut dump = Dump::open(&options.input)?;
     let chosen = chosen(options, dump.layers())?;
-    if let Some(layer) =
-        chosen.iter().map(|&index| &dump.layers()[index]).find(|layer| options.causal && layer.is_aligned_by_mask())
-    {
-        let problem = format!(
-            "is of layer `{}`, whose masked keys queries are aligned with; leave the mask out, or --causal",
-            layer.name
-        );
-        return Err(Error::Recipe { file: options.called(), field: "key_mask".into(), problem });
-    }
     paths::check(options, chosen.iter().map(|&index| &dump.layers()[index]))?;
     let mechanisms = mechanisms(options)?;
     let mut spools = Spools::new(folder)?;
@@ -227,7 +218,8 @@ fn analyze(
         let mut call = CallResult::new(place.layer, place.sequence, name, mechanism);
         let own = options.learned.as_ref().map_or(&[][..], |learned| learned.of(place.layer, asked));
         let made = outputs::apply(options, mechanism, own, sequence, &values, &mut call).and_then(|applied| {
-            if reference.is_none() {
+            // Softmax's, which is first: where it is refused nothing can be compared.
+            if found.is_empty() {
                 reference = Some(Reference::new(options, mechanism, sequence, &values, &applied.out)?);
             }
             Ok(applied)
@@ -245,7 +237,10 @@ fn analyze(
                 call.refused = Some(why.to_string());
                 Vec::new()
             }
-            (Ok(_), None) => Vec::new(),
+            (Ok(_), None) => {
+                call.refused = Some("softmax, which it would be compared with, has no result".into());
+                Vec::new()
+            }
         };
         found.push((call, heads));
     }

@@ -4,6 +4,7 @@ use std::time::Instant;
 
 use resolvent_kernels::{
     ClusterPlan, Error, Extras, Inputs, Mask, Mechanism, Operator, Parameter, Scratch, Shape, Strategy,
+    mechanism::Structure,
 };
 use resolvent_lab::{memory::peak_above, stats::finite_median};
 
@@ -48,6 +49,14 @@ impl<'a> Call<'a> {
             // As many keys as queries are still other tokens: what cannot do with another number cannot do with these.
             let other = Shape { seq_kv: sequence.shape.seq_q + 1, ..sequence.shape };
             Operator::new(mechanism, other, causal, Strategy::Auto)?;
+        }
+        let windowed = matches!(&mechanism.structure, Structure::Dense(dense) if dense.window.is_some());
+        if sequence.shifted && (causal || mechanism.causal || windowed || mechanism.bias.is_some()) {
+            return Err(Error::Unsupported {
+                mechanism: mechanism.id(),
+                what: "keys whose mask leaves out the last",
+                why: "causality, windows and biases place queries by the last key; leave the mask out",
+            });
         }
         let operator = Operator::new(mechanism, sequence.shape, causal, Strategy::Auto)?;
         Ok(Self {

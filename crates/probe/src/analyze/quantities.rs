@@ -99,7 +99,7 @@ pub const QUANTITIES: [Quantity; 45] = {
         more("Landmarks that count", Decimals(1), |g| Some(g.landmarks.as_ref()?.effective_rank)),
         more("Newton residual", Digits, |g| g.landmarks.as_ref()?.newton_residual),
         quantity("Matched kappa", Digits, |g| g.matched_kappa),
-        more("Dominant, next over first", Decimals(3), |g| Some(g.dominant.as_ref()?.subdominant_ratio)),
+        more("Dominant, next over first", Decimals(3), |g| g.dominant.as_ref()?.subdominant_ratio),
         more("Dominant, last change", Digits, |g| Some(g.dominant.as_ref()?.change)),
     ]
 };

@@ -43,7 +43,8 @@ class HeadMechanisms:
         groups: Pairs of heads and their mechanism: a `Mechanism`, a preset's id, JSON or a mapping.
 
     Raises:
-        ConfigurationError: where a head is in two groups, or in none although a later one is; where there is no head.
+        ConfigurationError: where a head is in two groups, or in none although a later one is; where there is no head;
+            for a mechanism that tells heads apart (`Mechanism.tells_heads_apart`).
     """
 
     __slots__ = ("groups",)
@@ -57,7 +58,10 @@ class HeadMechanisms:
         """Checks and keeps the groups; errors name their fields after `prefix`. As many `heads` as there must be, where that is said."""
         count = sum(len(own) for own, _ in groups) if heads is None else heads
         seen: set[int] = set()
-        for n, (own, _) in enumerate(groups):
+        for n, (own, mechanism) in enumerate(groups):
+            if mechanism.tells_heads_apart:
+                problem = f"is {mechanism}, whose heads have numbers of their own, which are others' in a group"
+                raise _wrong(f"{prefix}groups[{n}].mechanism", problem, "leave its bias or its maps per head out")
             field = f"{prefix}groups[{n}].heads"
             if not own:
                 raise _wrong(field, "is empty", "leave a group without heads out")

@@ -135,6 +135,11 @@ class Mechanism:
         return self._core.clustered
 
     @property
+    def tells_heads_apart(self) -> bool:
+        """Whether heads of a call have numbers of their own that nobody learned: a bias, or maps per head."""
+        return self._core.tells_heads_apart
+
+    @property
     def parameters(self) -> tuple[str, ...]:
         """Names of the tensors that can be learned."""
         return tuple(name for name, _ in self._core.parameters)

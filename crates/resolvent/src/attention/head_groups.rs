@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use burn::tensor::{Int, Tensor};
-use resolvent_kernels::{self as kernels, mechanism::Structure};
+use resolvent_kernels as kernels;
 use serde::{Deserialize, Serialize};
 
 use super::{MultiHeadAttention, field};
@@ -22,18 +22,12 @@ pub struct HeadGroup {
 }
 
 impl HeadGroup {
-    /// Whether heads may have the mechanism in a group of their own: it has no numbers of single heads, such as the slopes of ALiBi, which
-    /// would follow from how many heads the group has.
-    pub fn takes(mechanism: &Mechanism) -> bool {
-        mechanism.bias.is_none() && !matches!(&mechanism.structure, Structure::Projected(m) if m.per_head)
-    }
-
-    /// Whether every one of `heads` heads is in one of `groups`, with a mechanism that they [take](HeadGroup::takes).
+    /// Whether every one of `heads` heads is in one of `groups`, with a mechanism that does not [tell heads apart](Mechanism::tells_heads_apart).
     ///
     /// # Errors
     /// The head that is not, or is twice, or the mechanism, in words.
     pub fn check(groups: &[Self], heads: usize) -> std::result::Result<(), String> {
-        if let Some(group) = groups.iter().find(|group| !Self::takes(&group.mechanism)) {
+        if let Some(group) = groups.iter().find(|group| group.mechanism.tells_heads_apart()) {
             let id = group.mechanism.id();
             return Err(format!(
                 "`groups`: `{id}` has numbers of single heads, which are others in a group of their own"
@@ -67,10 +61,14 @@ impl MultiHeadAttention {
     /// Calls over keys of other tokens are then refused. Decoding keeps all projections, and applies the groups to them for each new token.
     ///
     /// # Errors
-    /// [`Error::Field`] for groups that leave a head out or name one twice, for tied mechanisms, and for a module that adds a bias or a filter, pools
+    /// [`Error::Field`] for groups that leave a head out or name one twice, for mechanisms that are tied or that [tell heads apart](Mechanism::tells_heads_apart), and for a module that adds a bias or a filter, pools
     /// before it projects, or learns parameters of its mechanism.
     pub fn with_head_groups(mut self, groups: Vec<HeadGroup>) -> Result<Self> {
         if !groups.is_empty() {
+            for HeadGroup { mechanism, .. } in &groups {
+                let alike = !mechanism.tells_heads_apart();
+                field("groups[].mechanism", mechanism.id(), alike, "one without a bias and without maps per head")?;
+            }
             check(&groups, self.n_heads)?;
             let own = &self.mechanism;
             let learns = self.learned.values().next().is_some() || self.codebook.is_some();

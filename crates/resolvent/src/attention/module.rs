@@ -293,7 +293,8 @@ impl MultiHeadAttention {
         let packed = projected.packed.clone();
         let extras = self.with_codebook(extras, &packed, mechanism, mask);
         let [_, seq, width] = packed.dims();
-        let span = self.causal_span.filter(|_| causal && clusters_a_span(mechanism));
+        let by_head = !self.head_groups.is_empty();
+        let span = self.causal_span.filter(|_| causal && clusters_a_span(mechanism) && !by_head);
         if let Some(span) = span {
             field("seq", seq, seq <= span, "at most `causal_span`")?;
         }
@@ -305,11 +306,11 @@ impl MultiHeadAttention {
             };
             let rows = span.unwrap_or(seq);
             let whole = (of(lengthened(packed.clone(), rows)), lengthened_mask(mask, rows));
-            let clusters = plan_of_call(&whole.0, mechanism, &whole.1)?;
+            let clusters = if by_head { None } else { plan_of_call(&whole.0, mechanism, &whole.1)? };
             let (inputs, mechanism, mask) = (of(packed.clone()), mechanism.clone(), mask.clone());
             observer.show(Observed { inputs, mechanism, mask, grid, span, clusters });
         }
-        if !self.head_groups.is_empty() {
+        if by_head {
             return self.attend_by_head(packed, &extras, mask);
         }
         if let Some(span) = span {

@@ -20,9 +20,10 @@ pub struct Observed {
     pub mask: Mask,
     /// Height and width of the tokens' grid, where they are one.
     pub grid: Option<[usize; 2]>,
-    /// How many tokens the call is filled up to with zeros behind the last, where clusters are those of a whole context.
+    /// How many tokens the call is filled up to with zeros behind the last, where clusters are those of a whole context; not where heads are in groups.
     pub span: Option<usize>,
-    /// The plan of a mechanism with clusters, of so many tokens: the layer's own, or the one that layers share.
+    /// The plan of a mechanism with clusters, of [`span`](Self::span) tokens or else of those that there are: the layer's own, or the one that
+    /// layers share. None where heads are in groups, whose mechanisms have plans of their own.
     pub clusters: Option<Arc<ClusterPlan>>,
 }
 

@@ -34,11 +34,6 @@ impl Layer {
         self.key_mask.is_some()
     }
 
-    /// Whether queries are other tokens than the keys, of which a mask leaves some out: the last of both are then not the last that are there.
-    pub(in crate::analyze) const fn is_aligned_by_mask(&self) -> bool {
-        self.masked() && self.shape.seq_q != self.shape.seq_kv
-    }
-
     /// Whether there are values.
     pub const fn has_values(&self) -> bool {
         self.v.is_some()

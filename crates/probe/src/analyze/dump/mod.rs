@@ -63,6 +63,8 @@ pub struct Sequence {
     pub shape: Shape,
     /// Whether queries and keys are of the same tokens, which a mask may make look so.
     pub same_tokens: bool,
+    /// Whether a mask left out keys behind the last that is there: the last query and the last key are then not those that stood side by side.
+    pub shifted: bool,
     /// Its number among those of the layer, by which clusters and landmarks are drawn.
     pub number: usize,
     /// Queries.
@@ -107,6 +109,7 @@ impl Dump {
         let kept = key_mask.map(|mask| self.kept(&mask, batch)).transpose()?;
         // Queries are the same tokens as keys, or those of another sequence.
         let own = shape.seq_q == shape.seq_kv;
+        let shifted = !own && kept.as_ref().is_some_and(|kept| kept.last() == Some(&false));
         let held = Held::new();
         let mut read = |tensor: &Stored, masked: bool| -> Result<Vec<f32>> {
             held.add(&self.files[tensor.file].path, tensor.reading(shape.heads))?;
@@ -123,7 +126,8 @@ impl Dump {
         let v = v.as_ref().map(|v| read(v, true)).transpose()?;
         let seq_kv = kept.map_or(shape.seq_kv, |kept| kept.iter().filter(|&&kept| kept).count());
         let seq_q = if own { seq_kv } else { shape.seq_q };
-        Ok(Sequence { shape: Shape { batch: 1, seq_q, seq_kv, ..shape }, same_tokens: own, number: batch, q, k, v })
+        let shape = Shape { batch: 1, seq_q, seq_kv, ..shape };
+        Ok(Sequence { shape, same_tokens: own, shifted, number: batch, q, k, v })
     }
 
     /// Which tokens of a sequence there are.

@@ -168,7 +168,7 @@ pub(super) fn check(
     let mut out = Vec::new();
     let mut reference = Vec::new();
     for round in 0..=options.analyze.rounds {
-        let seconds = dense.pass(&mut buffers).ok()?;
+        let seconds = dense.pass(&mut buffers).ok().filter(|seconds| seconds.is_finite())?;
         if round == 0 {
             reference = dense.output(&buffers);
         }
@@ -208,6 +208,7 @@ fn grouped(
         let own = Sequence {
             shape: Shape { heads: group.heads.len(), ..s },
             same_tokens: sequence.same_tokens,
+            shifted: sequence.shifted,
             number: sequence.number,
             q: take(&sequence.q, s.seq_q * s.head_dim),
             k: sequence.k.as_deref().map(|k| take(k, s.seq_kv * s.head_dim)),

@@ -10,7 +10,6 @@ mod results;
 
 use std::{path::Path, time::Instant};
 
-use resolvent::attention::HeadGroup;
 use resolvent_kernels::Mechanism;
 use resolvent_lab::{
     Error, Result,
@@ -153,9 +152,7 @@ impl Tried {
             false => options.candidates.clone(),
         };
         let candidates = mechanisms(&AnalyzeOptions { mechanisms: candidates, ..options.analyze.clone() })?;
-        if let Some(Candidate { name, .. }) =
-            candidates.iter().find(|candidate| !HeadGroup::takes(&candidate.mechanism))
-        {
+        if let Some(Candidate { name, .. }) = candidates.iter().find(|found| found.mechanism.tells_heads_apart()) {
             let problem = format!(
                 "hold `{name}`, which has numbers of single heads: heads that are called in a group of their own would have others'"
             );
