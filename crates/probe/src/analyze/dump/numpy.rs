@@ -230,7 +230,7 @@ mod tests {
                 "layers.0.v.npy",
                 npy("<f8", "False", "(2, 1, 3, 1)", &[1.0_f64, 2., 3., 4., 5., 6.].map(f64::to_le_bytes).concat()),
             ),
-            ("layers.0.key_mask.npy", npy("|b1", "False", "(2, 3)", &[1, 1, 1, 1, 0, 1])),
+            ("layers.0.key_mask.npy", npy("|b1", "False", "(2, 3)", &[1, 1, 1, 0, 1, 1])),
             ("readme.txt", b"not an array".to_vec()),
         ];
         for method in [CompressionMethod::Stored, CompressionMethod::Deflated] {
@@ -238,7 +238,7 @@ mod tests {
             assert_eq!(dump.sequence(0, 0).unwrap().shape.seq_q, 3);
             let masked = dump.sequence(0, 1).unwrap();
             assert_eq!((masked.shape.seq_q, masked.shape.seq_kv), (2, 2));
-            assert_eq!((masked.q, masked.v), (vec![6.0, 7.0, 10.0, 11.0], Some(vec![4.0, 6.0])));
+            assert_eq!((masked.q, masked.v), (vec![8.0, 9.0, 10.0, 11.0], Some(vec![5.0, 6.0])));
         }
     }
 
