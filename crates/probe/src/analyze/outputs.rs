@@ -4,11 +4,10 @@ use std::time::Instant;
 
 use resolvent_kernels::{
     ClusterPlan, Error, Extras, Inputs, Mask, Mechanism, Operator, Parameter, Scratch, Shape, Strategy,
-    mechanism::Structure,
 };
 use resolvent_lab::{memory::peak_above, stats::finite_median};
 
-use super::{AnalyzeOptions, CallResult, OutputError, Sequence, learned::extras};
+use super::{AnalyzeOptions, CallResult, OutputError, Sequence, learned::extras, verdict::window};
 
 /// Softmax's rows are shares to within this.
 const WHOLE: f32 = 1e-3;
@@ -50,7 +49,7 @@ impl<'a> Call<'a> {
             let other = Shape { seq_kv: sequence.shape.seq_q + 1, ..sequence.shape };
             Operator::new(mechanism, other, causal, Strategy::Auto)?;
         }
-        let windowed = matches!(&mechanism.structure, Structure::Dense(dense) if dense.window.is_some());
+        let windowed = window(mechanism).is_some();
         if sequence.shifted && (causal || mechanism.causal || windowed || mechanism.bias.is_some()) {
             return Err(Error::Unsupported {
                 mechanism: mechanism.id(),

@@ -235,7 +235,7 @@ fn finding(baseline: bool, n: &Numbers) -> Finding {
 }
 
 /// The window of a mechanism of all pairs.
-fn window(mechanism: &Mechanism) -> Option<usize> {
+pub(super) fn window(mechanism: &Mechanism) -> Option<usize> {
     match mechanism.values().structure {
         Structure::Dense(dense) => dense.window,
         _ => None,

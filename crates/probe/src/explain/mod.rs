@@ -9,6 +9,7 @@ mod query;
 mod results;
 mod rule;
 mod run;
+mod weights;
 
 use std::{
     path::PathBuf,
@@ -26,10 +27,11 @@ use run::Run;
 
 pub use deletion::Deletion;
 pub use localisation::Localisation;
-pub use maps::{LayerAttention, breadth, ceiling, rollout, scaled};
+pub use maps::{LayerAttention, rollout};
 pub use query::Query;
 pub use results::{ExampleScores, Explanation, LayerMaps, LayerScores, MapKind, MapScores, QueryRow, Shown, Spread};
 pub use rule::MapRule;
+pub use weights::{breadth, ceiling, scaled};
 
 /// The file in an explanation's folder that holds its [`Explanation`].
 pub const RESULTS: &str = "results.json";

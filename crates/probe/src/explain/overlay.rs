@@ -5,7 +5,7 @@ use std::io::Cursor;
 use base64::{Engine, engine::general_purpose::STANDARD};
 use image::{DynamicImage, GrayImage, ImageFormat, RgbImage, RgbaImage};
 
-use super::maps::scaled;
+use super::weights::scaled;
 use crate::subject::PictureExample;
 
 /// Colours of weights from 0 to 1, dark to bright, evenly to the eye.

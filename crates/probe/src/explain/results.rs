@@ -14,7 +14,7 @@ use resolvent_lab::{
 };
 use serde::Serialize;
 
-use super::{Query, deletion::Deletion, localisation::Localisation, maps::breadth, rule::MapRule};
+use super::{Query, deletion::Deletion, localisation::Localisation, rule::MapRule, weights::breadth};
 use crate::subject::{Example, Region};
 
 /// Shares of the places taken away at which curves are averaged.

@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::maps::{flattened, positive};
+use super::weights::{flattened, positive};
 
 /// How the heads of a layer make one map.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]

@@ -11,8 +11,8 @@ use super::{
     Deletion, ExampleScores, ExplainOptions, Explanation, LayerAttention, LayerMaps, LayerScores, Localisation,
     MapKind, MapRule, MapScores, Shown, Spread, deletion,
     localisation::inside,
-    maps::{flattened, positive},
     rollout,
+    weights::{flattened, positive},
 };
 use crate::subject::{Example, LayerCall, Region, Subject};
 
