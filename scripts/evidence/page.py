@@ -75,8 +75,8 @@ def about(row: Row, seeds: list[int]) -> str:
 def table(row: Row, results: list[dict]) -> str:
     """A line per arm: mean and deviation of every figure, then the differences to the control."""
     figures = [result["figures"] for result in results]
-    tested = [column for column in row.columns if column.test and row.control and len(figures) > 1]
-    heads = [*row.keys, *(column.head for column in row.columns), *(f"{column.head}: difference, p" for column in tested)]
+    tested = [column for column in row.columns if (column.against or (column.test and row.control)) and len(figures) > 1]
+    heads = [*row.keys, *(column.head for column in row.columns), *(head(row, column) for column in tested)]
     lines, before = [], []
     for arm in grouped(list(figures[0])):
         keys = arm.split(BETWEEN)
@@ -143,11 +143,18 @@ def brief(value: float) -> str:
     return f"{mantissa}e{int(power)}"
 
 
+def head(row: Row, column: Column) -> str:
+    """Of the column of a figure's differences."""
+    other = next((other.head for other in row.columns if other.name == column.against), "")
+    return f"{column.head}: difference{f' to {other}' if other else ''}, p"
+
+
 def difference(row: Row, column: Column, figures: list[dict], arm: str) -> str:
-    """Of an arm to the control of its group, seed by seed."""
-    control = BETWEEN.join([*arm.split(BETWEEN)[:-1], row.control])
-    own, other = of(figures, arm, column), of(figures, control, column)
-    if arm == control or not own or not other or (column.log and min(own + other) <= 0):
+    """Of an arm to the control of its group, or of its figure to another of its own, seed by seed."""
+    control = arm if column.against else BETWEEN.join([*arm.split(BETWEEN)[:-1], row.control])
+    beside = next((other for other in row.columns if other.name == column.against), column)
+    own, other = of(figures, arm, column), of(figures, control, beside)
+    if (arm, column) == (control, beside) or not own or not other or (column.log and min(own + other) <= 0):
         return ""
     scale = math.log if column.log else float
     differences = [scale(a) - scale(b) for a, b in zip(own, other)]

@@ -21,6 +21,7 @@ class Column:
     digits: int = 2
     log: bool = False  # over magnitudes: geometric means, factors for deviations, logarithms in the test
     test: bool = False  # against the control
+    against: str = ""  # the column of the same arm that it is tested against, in place of the control
 
 
 @dataclass(frozen=True)

@@ -88,6 +88,19 @@ class Page(unittest.TestCase):
         # Differences of 10, 11 and 15: a mean of 12, a standard error of 1.53, t = 7.86.
         self.assertIn("|  | infsa | 62.0 ± 2.6 |  | +12.0, 0.02 |", text)
 
+    def test_a_figure_may_be_tested_against_another_of_its_arm(self):
+        columns = (Column("accuracy", "accuracy", log=True, against="|E|"), Column("|E|", "error", log=True))
+        row = Row(**{**ROW.__dict__, "columns": columns, "control": ""})
+        for seed, (accuracy, error) in enumerate([(0.5, 0.1), (0.6, 0.1), (0.8, 0.2)]):
+            found = {"near | softmax": {"accuracy": accuracy, "|E|": error}}
+            with mock.patch.object(Runner, "digest", lambda *_: ""):
+                Runner(Path(), Path(), 1, "commit").keep(row, seed, 1.0, found)
+        text = page.block(row)
+        self.assertIn("| accuracy: difference to error, p |", text)
+        # Factors of 5, 6 and 4: a geometric mean of 4.93.
+        self.assertIn("| ×4.93, 0.005 |", text)
+        self.assertIn("Three seeds.", text)
+
     def test_what_is_hidden_is_measured_and_not_shown(self):
         self.measure({0: 0.6, 1: 0.61})
         text = page.block(Row(**{**ROW.__dict__, "hidden": {"mechanism": ["softmax"]}}))
@@ -153,6 +166,7 @@ class Running(unittest.TestCase):
             self.assertTrue(row.commands and row.seeds and row.columns and row.claim and row.paper and row.verdict, row.id)
             ranks = row.control and any("$seed" in command for command in row.commands)
             self.assertTrue(not ranks or len(row.seeds) >= 3, f"{row.id} ranks by fewer than three seeds")
+            self.assertLessEqual({column.against for column in row.columns}, {"", *(column.name for column in row.columns)}, row.id)
             self.assertEqual(len(row.seeds) > 1, any("$seed" in command for command in row.commands), row.id)
 
 
