@@ -112,7 +112,9 @@ fn options_that_say_nothing_beside_others_are_refused() {
 #[test]
 fn options_of_another_kind_of_call_are_wrong_usage() {
     let sandbox = tiny::sandbox();
-    let cases: [&[&str]; 5] = [
+    let cases: [&[&str]; 7] = [
+        &["eval", "--max-tokens", "9", "--image-size", "9"],
+        &["eval", "--max-tokens", "9", "--ablate", "0.5"],
         &["eval", "--ablate-pairs", "--attention", "fna"],
         &["bench", "--tokens", "64", "--pixels", "32"],
         &["bench", "--heads", "2", "--joules"],
@@ -235,6 +237,7 @@ fn foreign_and_damaged_checkpoints_are_refused() {
     let eval = |more: &[&'static str], says: &[&str]| {
         refused(&sandbox, 1, &[&["eval", "--checkpoint", "run"], more].concat(), says)
     };
+    eval(&["--max-tokens", "9"], &["pictures", "texts"]);
     eval(&["--data", "shapes:seed=1,size=32,train=8,test=8"], &["shapes"]);
 
     for entry in fs::read_dir(newest(&sandbox, "run")).unwrap() {

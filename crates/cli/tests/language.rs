@@ -55,6 +55,24 @@ fn a_language_model_is_trained_evaluated_and_goes_on() {
 }
 
 #[test]
+fn windows_may_be_longer_where_positions_are_not_learned() {
+    let loss = |sandbox: &Sandbox, tokens: &str| {
+        let args = ["eval", "--checkpoint", "run", "--json", "--max-tokens", tokens];
+        sandbox.run(&args).success().json()["evaluation"]["loss"].clone()
+    };
+    let learned = Sandbox::of_letters(RECIPE);
+    let trained = train(&learned).json()["test"]["loss"].clone();
+    assert_eq!(loss(&learned, "12"), trained);
+    assert_ne!(loss(&learned, "6"), trained);
+    let refused = learned.run(&["eval", "--checkpoint", "run", "--max-tokens", "24"]).failure(1).to_owned();
+    assert!(refused.contains("context") && refused.contains("24"), "{refused}");
+    let rotary = Sandbox::of_letters(&RECIPE.replace("context = 12", "context = 12\npositions = 'rotary'"));
+    let trained = train(&rotary).json()["test"]["loss"].clone();
+    assert_eq!(loss(&rotary, "12"), trained);
+    assert!(loss(&rotary, "24").as_f64().unwrap() > 0.0 && loss(&rotary, "24") != trained);
+}
+
+#[test]
 fn causal_mechanisms_are_compared() {
     let sandbox = Sandbox::of_letters(RECIPE);
     let args = ["compare", "--config", "tiny.toml", "--data", "corpus:text.txt", "--epochs", "1", "--seeds", "1"];

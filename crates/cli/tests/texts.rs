@@ -93,6 +93,22 @@ fn a_classifier_is_trained_evaluated_and_asked() {
 }
 
 #[test]
+fn a_classifier_is_shown_texts_of_another_length() {
+    let sandbox = sandbox();
+    let trained = train(&sandbox, "run").json();
+    let of = |tokens: &str| {
+        let args = ["eval", "--checkpoint", "run", "--max-tokens", tokens];
+        let json = sandbox.run(&[&args[..], &["--json"]].concat()).success().json();
+        (json["evaluation"].clone(), sandbox.run(&args).success().stdout)
+    };
+    assert_eq!(of("12").0["loss"], trained["test"]["loss"], "the length of training");
+    let (longer, table) = of("40");
+    assert!(longer["loss"] != trained["test"]["loss"] && longer["cut"].is_null() && !table.contains("cut"), "{table}");
+    let (shorter, table) = of("5");
+    assert!(shorter["cut"] == 24 && table.contains("24 of 24 test texts were cut to their first 5 tokens"), "{table}");
+}
+
+#[test]
 fn dropped_weights_are_drawn_by_the_seed() {
     let sandbox = sandbox();
     let loss = |share: f64, out: &str| {

@@ -1,8 +1,9 @@
-//! Trained models on test examples: as they are, at another size, and with an attention that loses tokens.
+//! Trained models on test examples: as they are, at another size or length, and with an attention that loses tokens.
 
 use std::path::Path;
 
 use burn::tensor::Device;
+use resolvent::models::Positions;
 use serde::{Deserialize, Serialize};
 
 use crate::{
@@ -10,6 +11,7 @@ use crate::{
     checkpoint::Checkpoint,
     data::{PictureDataset, TextDataset},
     evaluation::Evaluation,
+    recipe::ModelRecipe,
     train::{self, Ablation, Lost, Part, Pictures, Task, TaskData},
 };
 
@@ -74,6 +76,30 @@ pub fn run<D: TaskData>(path: &Path, data: &D, device: &Device) -> Result<(Check
 pub fn run_at(path: &Path, dataset: &PictureDataset, side: usize, device: &Device) -> Result<(Checkpoint, Evaluation)> {
     let mut checkpoint = Checkpoint::find(path)?;
     let task = Pictures::restored_at_any_size(&dataset.resized(side), &checkpoint)?;
+    let evaluation = evaluate(&mut checkpoint, &task, device)?;
+    Ok((checkpoint, evaluation))
+}
+
+/// As [`run`], with up to `tokens` tokens of each text, or windows of as many in plain text, however many the model was trained on.
+///
+/// # Errors
+/// As [`run`]; [`crate::Error::OtherModel`] for a model that was not trained on texts; [`crate::Error::Model`] for more tokens than it can be
+/// shown, such as of learned positions.
+pub fn run_of_tokens<D: TaskData>(
+    path: &Path,
+    data: &D,
+    tokens: usize,
+    device: &Device,
+) -> Result<(Checkpoint, Evaluation)> {
+    let mut checkpoint = Checkpoint::find(path)?;
+    let unasked = checkpoint.state.expects.unasked(path, "texts");
+    *checkpoint.state.expects.tokens_mut().ok_or(unasked)? = tokens;
+    if let ModelRecipe::Language(model) = &mut checkpoint.state.recipe.model
+        && model.positions == Positions::Rotary
+    {
+        model.context = tokens;
+    }
+    let task = data.restored(&mut checkpoint)?;
     let evaluation = evaluate(&mut checkpoint, &task, device)?;
     Ok((checkpoint, evaluation))
 }

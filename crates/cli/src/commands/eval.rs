@@ -11,7 +11,7 @@ use resolvent_lab::{
     eval,
     evaluation::Evaluation,
     exchange::{self, Answers, ModelAttention},
-    train::Lost,
+    train::{Lost, TaskData},
 };
 use serde_json::json;
 
@@ -39,16 +39,20 @@ pub struct Eval {
     /// out [default: the size it was trained on]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=4096))]
     image_size: Option<u16>,
+    /// Show the model up to N tokens of each text (a language model N at once), however many it was trained on [default: as many
+    /// as it was trained on]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1_000_000), conflicts_with = "image_size")]
+    max_tokens: Option<u32>,
     /// Evaluate a classifier of texts with its attention losing each token with these probabilities (the same tokens for all
     /// queries of a text)
-    #[arg(long, value_name = "SHARE,SHARE", value_delimiter = ',')]
+    #[arg(long, value_name = "SHARE,SHARE", value_delimiter = ',', conflicts_with = "max_tokens")]
     ablate: Vec<f64>,
     /// With --ablate: lose pairs of a query and a key, each by itself, in place of tokens. For softmax and fna
     #[arg(long, requires = "ablate", conflicts_with = "attention")]
     ablate_pairs: bool,
     /// Put another attention onto the trained weights, an id, a file M.json, or a fit.json of `resolvent analyze --fit`, and tell what it
     /// changes. An id that the checkpoint's recipe uses, or a relative of it, has the recipe's settings
-    #[arg(long, value_name = "ID", conflicts_with_all = ["image_size", "ablate"])]
+    #[arg(long, value_name = "ID", conflicts_with_all = ["image_size", "max_tokens", "ablate"])]
     attention: Option<Attention>,
     #[command(flatten)]
     device: DeviceArg,
@@ -60,6 +64,7 @@ Examples:
   resolvent eval --checkpoint runs/fashion --json
   resolvent eval --checkpoint runs/fashion/checkpoints/step-000000936
   resolvent eval --checkpoint runs/cifar --image-size 48    at another size than trained on
+  resolvent eval --checkpoint runs/imdb --max-tokens 2048   at another length than trained on
   resolvent eval --checkpoint runs/imdb --ablate 0,0.25,0.5,0.75,1
   resolvent eval --checkpoint runs/soft --attention M.json  the same weights with another inverse, say
   resolvent eval --checkpoint runs/imdb-softmax --attention runs/fit/fit.json    heads with what was fitted to them
@@ -83,17 +88,17 @@ pub fn run(args: &Eval, global: &Global) -> Result<()> {
     let (checkpoint, evaluation) = match data {
         Data::Pictures(pictures) => match args.image_size {
             Some(side) => eval::run_at(&args.checkpoint, &pictures, side.into(), device)?,
-            None => eval::run(&args.checkpoint, &*pictures, device)?,
+            None => evaluated(args, &*pictures, device)?,
         },
         _ if args.image_size.is_some() => {
             let problem = "holds texts, which have no --image-size; leave it out".into();
             return Err(resolvent_lab::Error::Unfit { name: spec.to_string(), problem }.into());
         }
-        Data::Texts(texts) => eval::run(&args.checkpoint, &texts, device)?,
-        Data::Matches(matches) => eval::run(&args.checkpoint, &*matches, device)?,
-        Data::Pairs(pairs) => eval::run(&args.checkpoint, &pairs, device)?,
-        Data::Corpus(corpus) => eval::run(&args.checkpoint, &corpus, device)?,
-        Data::Recall(recall) => eval::run(&args.checkpoint, &recall, device)?,
+        Data::Texts(texts) => evaluated(args, &texts, device)?,
+        Data::Matches(matches) => evaluated(args, &*matches, device)?,
+        Data::Pairs(pairs) => evaluated(args, &pairs, device)?,
+        Data::Corpus(corpus) => evaluated(args, &corpus, device)?,
+        Data::Recall(recall) => evaluated(args, &recall, device)?,
     };
     let attention = ModelAttention::of(&checkpoint.state.recipe);
     let json = json!({
@@ -102,18 +107,29 @@ pub fn run(args: &Eval, global: &Global) -> Result<()> {
         "mechanism": attention,
         "data": spec.to_string(),
         "image_size": args.image_size,
+        "max_tokens": args.max_tokens,
         "evaluation": evaluation,
     });
     let heading = format!("{}, {}, step {}", checkpoint.path.display(), attention.name(), checkpoint.state.step);
-    output::result(global, &json, &format!("{heading}\n{}{}", table(&evaluation), cut(&checkpoint, &evaluation)))
+    output::result(global, &json, &format!("{heading}\n{}{}", table(&evaluation), cut(args, &checkpoint, &evaluation)))
+}
+
+/// At the length that the arguments name, else at that of training.
+fn evaluated<D: TaskData>(args: &Eval, data: &D, device: &Device) -> Result<(Checkpoint, Evaluation)> {
+    let evaluated = match args.max_tokens {
+        Some(tokens) => eval::run_of_tokens(&args.checkpoint, data, tokens as usize, device),
+        None => eval::run(&args.checkpoint, data, device),
+    };
+    Ok(evaluated?)
 }
 
 /// What the model did not read, as a line.
-fn cut(checkpoint: &Checkpoint, evaluation: &Evaluation) -> String {
+fn cut(args: &Eval, checkpoint: &Checkpoint, evaluation: &Evaluation) -> String {
     // A translator, and a model of pairs of documents, reads two texts of each example.
     let pairs = evaluation.bleu.is_some() || matches!(checkpoint.state.expects, Expectation::Matches(_));
     let texts = evaluation.examples * if pairs { 2 } else { 1 };
-    let note = cut_note(evaluation.cut, texts, "test texts", checkpoint.state.recipe.text.max_tokens);
+    let longest = args.max_tokens.map_or(checkpoint.state.recipe.text.max_tokens, |tokens| tokens as usize);
+    let note = cut_note(evaluation.cut, texts, "test texts", longest);
     note.map_or_else(String::new, |note| note + "\n")
 }
 
@@ -125,7 +141,7 @@ fn ablate(args: &Eval, data: &Data, device: &Device, global: &Global) -> Result<
     let seed = global.seed.unwrap_or(0);
     let lost = if args.ablate_pairs { Lost::Pairs } else { Lost::Tokens };
     let curve = eval::ablation(&args.checkpoint, texts, lost, &args.ablate, seed, device)?;
-    let note = cut(&Checkpoint::find(&args.checkpoint)?, &curve[0].evaluation);
+    let note = cut(args, &Checkpoint::find(&args.checkpoint)?, &curve[0].evaluation);
     let checkpoint = args.checkpoint.display().to_string();
     let json = json!({"checkpoint": checkpoint, "seed": seed, "lost": lost, "ablation": curve});
     let lines = curve
@@ -160,7 +176,7 @@ fn exchange(args: &Eval, attention: &Attention, data: &Data, device: &Device, gl
         checkpoint.state.step,
         line(e.trained.name(), &e.own),
         line(e.exchanged.name(), &e.other),
-        cut(&checkpoint, &e.own),
+        cut(args, &checkpoint, &e.own),
     );
     let json =
         json!({"checkpoint": checkpoint.path.display().to_string(), "step": checkpoint.state.step, "exchange": e});

@@ -83,6 +83,16 @@ impl Expectation {
         }
     }
 
+    /// The number of tokens that is read of a text, or of plain text at once; none of what is no text of any length.
+    pub(crate) fn tokens_mut(&mut self) -> Option<&mut usize> {
+        match self {
+            Expectation::Texts(expects) | Expectation::Matches(expects) => Some(&mut expects.max_tokens),
+            Expectation::Pairs(expects) => Some(&mut expects.max_tokens),
+            Expectation::Corpus(expects) => Some(&mut expects.context),
+            Expectation::Pictures(_) | Expectation::Recall(_) | Expectation::Own(_) => None,
+        }
+    }
+
     /// What such a model is shown.
     pub(crate) fn examples(&self) -> &'static str {
         match self {
