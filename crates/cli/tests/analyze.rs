@@ -72,14 +72,14 @@ fn columns(sandbox: &Sandbox) -> usize {
     table.matches("<th ").count() - 1
 }
 
-/// A dozen numbers of a graph, and all of them with `--full`.
+/// Thirteen numbers of a graph, and all of them with `--full`.
 #[test]
-fn a_dozen_numbers_are_told_and_the_rest_in_full() {
+fn thirteen_numbers_are_told_and_the_rest_in_full() {
     let sandbox = Sandbox::new();
     let (input, asked) = (dump(&sandbox), "ssa,soft,fna,linear-infsa");
     let json = analyze(&sandbox, &input, &["--mechanisms", asked]).success().json();
-    assert_eq!((&json["distances"], columns(&sandbox)), (&serde_json::json!([]), 12));
-    let more = ["walk_gap", "asymmetry", "degree_ratio", "mixing", "walks", "diffusion", "full"];
+    assert_eq!((&json["distances"], columns(&sandbox)), (&serde_json::json!([]), 13));
+    let more = ["asymmetry", "degree_ratio", "mixing", "walks", "diffusion", "full"];
     let graph = |json: &Value, id: &str| {
         json["heads"].as_array().unwrap().iter().find(|head| head["mechanism"] == id).unwrap()["graph"].clone()
     };
@@ -97,6 +97,7 @@ fn a_dozen_numbers_are_told_and_the_rest_in_full() {
             "perplexity",
             "effective_rank",
             "gap",
+            "walk_gap",
             "cheeger",
             "row_sums",
             "negative",

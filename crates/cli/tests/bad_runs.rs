@@ -97,7 +97,8 @@ fn arguments_that_name_nothing_are_wrong_usage() {
 #[test]
 fn options_that_say_nothing_beside_others_are_refused() {
     let sandbox = tiny::sandbox();
-    let cases: [(&[&str], &str); 5] = [
+    let cases: [(&[&str], &str); 6] = [
+        (&["explain", "--show", "0", "--query", "1,1"], "--query"),
         (&["completions", "bash", "--json"], "--json"),
         (&["generate", "--temperature", "0", "--top-k", "3"], "--top-k"),
         (&["generate", "--temperature", "0", "--top-p", "0.5"], "--top-p"),

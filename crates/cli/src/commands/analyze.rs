@@ -41,7 +41,7 @@ const OF_GRAPHS: [&str; 3] = ["full", "path", "hop_matrix"];
 /// The input is a dump with tensors q, k and v, [B, H, N, D], [H, N, D] or [N, D], from any framework: a safetensors file, a
 /// NumPy archive (.npz), a folder of .npy files or one of them; layers are told by a prefix, as in `layers.3.q`. Without k, keys
 /// are the queries; without v, errors are those of the weights. Or, with --checkpoint, a model trained here is shown examples.
-/// Every mechanism is applied as it is: the error of its output against dense softmax, its time and memory here, and a dozen
+/// Every mechanism is applied as it is: the error of its output against dense softmax, its time and memory here, and thirteen
 /// numbers of its graph, with --full all. A dump is read one sequence at a time. Ends in a table, results.json and report.html.
 /// Mechanisms are measured on the CPU; --device is where the model of --checkpoint runs.
 #[derive(Debug, Args)]
@@ -74,7 +74,7 @@ pub struct Analyze {
     /// Tokens see themselves and earlier ones only, as in a language model; its checkpoint says so itself
     #[arg(long)]
     causal: bool,
-    /// Tell all there is of a graph in place of a dozen numbers: walks, mixing, diffusion and its maps, singular values and all eigenvalues, what
+    /// Tell all there is of a graph in place of thirteen numbers: walks, mixing, diffusion and its maps, singular values and all eigenvalues, what
     /// clusters, landmarks and token weights lose, paths from every token; and how far queries are from keys. Takes several times as long
     #[arg(long)]
     full: bool,

@@ -172,6 +172,10 @@ fn options(args: &Explain, checkpoint: &Path, device: &Device, global: &Global) 
         texts: &args.text,
         boxes: args.boxes.as_deref(),
     };
+    if args.show == 0 && args.query.is_some() {
+        let problem = "says nothing with --show 0, which draws no example; leave one of them out";
+        return Err(Error::Option { option: "--query", problem });
+    }
     let (material, data) = given.material(checkpoint, global)?;
     let mut options = ExplainOptions {
         examples: args.examples.map(|n| n as usize).or((!args.text.is_empty()).then_some(args.text.len())),

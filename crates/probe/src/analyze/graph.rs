@@ -26,6 +26,8 @@ const SHOWN: usize = 16;
 const SPAN: usize = 8;
 /// Tokens that paths start from, unless all are asked for.
 const SOURCES: usize = 48;
+/// Tokens up to which all eigenvalues of the weights, whose time grows with the cube of these, are found without being asked for.
+const EIGENVALUES: usize = 512;
 /// Between eigenvalues, what tells the span of those before from rounding.
 const CLEAR: f64 = 1e-3;
 /// Below this, differences of numbers of about one are rounding.
@@ -223,12 +225,12 @@ fn diagnose_stored(
     let mut notes = std::mem::take(&mut report.notes);
     let perplexity = note(&mut notes, row_perplexity(&stored.weights));
     report.perplexity = perplexity.map(|rows| rows.iter().sum::<f64>() / rows.len().max(1) as f64);
-    let mut moduli = None;
     if options.full {
         report.asymmetry = note(&mut notes, stored.asymmetry());
-        moduli = note(&mut notes, eigenvalues(&stored.weights));
     }
-    let moduli: Option<Vec<f64>> = moduli.map(|values| values.into_iter().map(|value| value.modulus()).collect());
+    let values = (options.full || n <= EIGENVALUES).then(|| eigenvalues(&stored.weights));
+    let values = values.and_then(|values| note(&mut notes, values));
+    let moduli: Option<Vec<f64>> = values.map(|values| values.into_iter().map(|value| value.modulus()).collect());
     report.walk_gap = moduli.as_deref().map(walk_gap);
     let step = if options.full { 1 } else { n.div_ceil(SOURCES).max(1) };
     report.hops = note(&mut notes, stored.paths((0..n).step_by(step).collect())).map(|paths| paths.summary());

@@ -6,7 +6,7 @@ use serde::Serialize;
 use super::{landmarks::LandmarkReport, paths::PathReport, walks::WalkReport};
 
 /// The token graph `M` of one head; what a graph does not have is absent, and `notes` say why. With `--full` alone are there: what `full` holds,
-/// `walk_gap`, `asymmetry`, `degree_ratio`, `mixing`, `distortion`, `dominant`, `walks`, `diffusion` and `diffusion_map`.
+/// `walk_gap` of more than 512 tokens, `asymmetry`, `degree_ratio`, `mixing`, `distortion`, `dominant`, `walks`, `diffusion` and `diffusion_map`.
 #[derive(Debug, Clone, PartialEq, Serialize, Default)]
 pub struct GraphReport {
     /// Least, mean and largest row sum; null where they are not numbers.

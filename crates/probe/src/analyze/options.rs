@@ -31,7 +31,7 @@ pub struct AnalyzeOptions {
     pub sequences: Option<usize>,
     /// Tokens see earlier ones only. Default false.
     pub causal: bool,
-    /// All numbers in place of a dozen ([`super::QUANTITIES`]), dense spectra of the graphs as they are and paths from every token, diffusion maps, and
+    /// All numbers in place of thirteen ([`super::QUANTITIES`]), dense spectra of the graphs as they are and paths from every token, diffusion maps, and
     /// distances between queries and keys. Default false.
     pub full: bool,
     /// Pairs of tokens, from and to, whose shortest path is told. Default: none.

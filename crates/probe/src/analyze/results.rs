@@ -31,7 +31,7 @@ pub struct Analysis {
     pub cut: usize,
     /// Whether tokens saw earlier ones only.
     pub causal: bool,
-    /// Whether everything was asked for, in place of a dozen numbers.
+    /// Whether everything was asked for, in place of thirteen numbers.
     pub full: bool,
     /// One per mechanism, softmax first.
     pub verdicts: Vec<Verdict>,
