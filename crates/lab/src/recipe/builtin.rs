@@ -9,10 +9,12 @@ macro_rules! built_in {
 /// Names and texts, in order.
 const RECIPES: &[(&str, &str)] = built_in![
     "cifar10",
+    "cifar10-fna",
     "fashion-mnist",
     "gpt2-medium",
     "imdb",
     "imdb-full",
+    "imdb-paper",
     "infvit-linear-4",
     "language",
     "language-alternating",
