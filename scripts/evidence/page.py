@@ -2,6 +2,7 @@
 
 import math
 import re
+from dataclasses import replace
 
 from paired import spread, t_test
 from read import BETWEEN, WITHIN
@@ -50,7 +51,27 @@ def block(row: Row) -> str:
     parts = [commands(row)]
     if results:
         parts += [about(row, list(results)), table(row, list(results.values()))]
+        if row.again and len(results) > 1:
+            parts.append(regrouped(row, list(results.values())))
     return "\n\n".join(parts) + "\n"
+
+
+def regrouped(row: Row, results: list[dict]) -> str:
+    """The tests alone, with the keys of `row.again` in their order and its control: the arms that it stands beside."""
+    keys, control = tuple(row.again["keys"]), row.again["control"]
+    places = [row.keys.index(key) for key in keys]
+    named = lambda arm: BETWEEN.join(arm.split(BETWEEN)[place] for place in places)
+    figures = [{named(arm): found for arm, found in result["figures"].items()} for result in results]
+    turned = replace(row, keys=keys, control=control)
+    lines, before = [], []
+    tested = [column for column in row.columns if column.test]
+    for arm in grouped(list(figures[0])):
+        cells = [difference(turned, column, figures, arm) for column in tested]
+        if any(cells):
+            own = labels(row, arm.split(BETWEEN))
+            lines.append(blanked(own, before) + cells)
+            before = own
+    return f"Against {row.arms.get(control, control)}:\n\n" + written([*keys, *(head(turned, column) for column in tested)], lines)
 
 
 def commands(row: Row) -> str:
@@ -86,8 +107,13 @@ def table(row: Row, results: list[dict]) -> str:
         cells += [difference(row, column, figures, arm) for column in tested]
         lines.append(blanked(labels(row, keys), before) + cells)
         before = labels(row, keys)
-    written = ["| " + " | ".join(line) + " |" for line in [heads, *lines]]
-    return "\n".join([written[0], "|" + "---|" * len(heads), *written[1:]])
+    return written(heads, lines)
+
+
+def written(heads: list[str], lines: list[list[str]]) -> str:
+    """A table in Markdown."""
+    first, *rest = ["| " + " | ".join(line) + " |" for line in [heads, *lines]]
+    return "\n".join([first, "|" + "---|" * len(heads), *rest])
 
 
 def grouped(arms: list[str]) -> list[str]:
@@ -166,4 +192,4 @@ def difference(row: Row, column: Column, figures: list[dict], arm: str) -> str:
 def chance(p: float | None) -> str:
     if p is None:
         return "-"
-    return "< 0.001" if p < 0.001 else f"{p:.3f}" if p < 0.01 else f"{p:.2f}"
+    return "< 0.001" if p < 0.001 else f"{p:.3f}" if p < 0.1 else f"{p:.2f}"

@@ -69,9 +69,9 @@ def numbers(name: str, cell: str) -> list[tuple[str, float | None]]:
 
 
 def number(cell: str) -> float | None:
-    """A cell's number; none where it has words."""
+    """A cell's number, a share, or how many times; none where it has words."""
     try:
-        return float(cell.removesuffix(" %"))
+        return float(cell.removesuffix(" %").removesuffix("x"))
     except ValueError:
         return None
 

@@ -55,6 +55,7 @@ class Reading(unittest.TestCase):
         self.assertEqual((found["accuracy"], found["accuracy ±"]), (0.6, 0.02))
         self.assertEqual(page.summary(ROW.columns[0], [60.0], [2.0]), "60.0 ± 2.0")
         self.assertEqual(read.numbers("cosine", "0.9 (0.8)"), [("cosine", 0.9)])
+        self.assertEqual([read.number(cell) for cell in ["1.8x", "12.5 %", "max"]], [1.8, 12.5, None])
 
     def test_paths_lead_through_lists(self):
         of = {"heads": [{"name": "a", "gap": 1}, {"name": "b", "gap": 5}, {"name": "a", "gap": 2}, {"name": "a", "gap": None}]}
@@ -86,7 +87,7 @@ class Page(unittest.TestCase):
         self.assertIn("    for seed in 0 1 2; do\n        cargo run", text)
         self.assertIn("| near | softmax | 50.0 ± 0.0 | 1.0e-3 |  |", text)
         # Differences of 10, 11 and 15: a mean of 12, a standard error of 1.53, t = 7.86.
-        self.assertIn("|  | infsa | 62.0 ± 2.6 |  | +12.0, 0.02 |", text)
+        self.assertIn("|  | infsa | 62.0 ± 2.6 |  | +12.0, 0.016 |", text)
 
     def test_a_figure_may_be_tested_against_another_of_its_arm(self):
         columns = (Column("accuracy", "accuracy", log=True, against="|E|"), Column("|E|", "error", log=True))
@@ -101,11 +102,21 @@ class Page(unittest.TestCase):
         self.assertIn("| ×4.93, 0.005 |", text)
         self.assertIn("Three seeds.", text)
 
+    def test_arms_may_be_tested_against_a_second_control(self):
+        found = [{"a | x": 1.0, "a | y": 2.0, "b | x": 1.0, "b | y": 4.0, "b | z": 3.0}, {"a | x": 1.5, "a | y": 2.5, "b | x": 1.0, "b | y": 4.5, "b | z": 3.0}]
+        row = Row(**{**ROW.__dict__, "columns": (Column("f", "F", test=True),), "control": "y", "again": {"keys": ["mechanism", "data"], "control": "a"}})
+        for seed, of_seed in enumerate(found):
+            with mock.patch.object(Runner, "digest", lambda *_: ""):
+                Runner(Path(), Path(), 1, "commit").keep(row, seed, 1.0, {arm: {"f": value} for arm, value in of_seed.items()})
+        again = page.block(row).partition("Against a:\n\n")[2]
+        lines = ["| mechanism | data | F: difference, p |", "|---|---|---|", "| x | b | -0.25, 0.50 |", "| y | b | +2.00, - |"]
+        self.assertEqual(again.splitlines(), lines)
+
     def test_what_is_hidden_is_measured_and_not_shown(self):
         self.measure({0: 0.6, 1: 0.61})
         text = page.block(Row(**{**ROW.__dict__, "hidden": {"mechanism": ["softmax"]}}))
         self.assertNotIn("| softmax |", text)
-        self.assertIn("| near | infsa | 60.5 ± 0.7 |  | +10.5, 0.03 |", text)
+        self.assertIn("| near | infsa | 60.5 ± 0.7 |  | +10.5, 0.030 |", text)
 
     def test_one_seed_is_called_so_and_not_tested(self):
         self.measure({0: 0.6})
