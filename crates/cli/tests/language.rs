@@ -70,6 +70,7 @@ fn windows_may_be_longer_where_positions_are_not_learned() {
     let trained = train(&rotary).json()["test"]["loss"].clone();
     assert_eq!(loss(&rotary, "12"), trained);
     assert!(loss(&rotary, "24").as_f64().unwrap() > 0.0 && loss(&rotary, "24") != trained);
+    assert_eq!(loss(&rotary, "100000"), loss(&rotary, "1000000"), "no longer than the text");
 }
 
 #[test]

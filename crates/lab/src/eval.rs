@@ -3,7 +3,6 @@
 use std::path::Path;
 
 use burn::tensor::Device;
-use resolvent::models::Positions;
 use serde::{Deserialize, Serialize};
 
 use crate::{
@@ -11,7 +10,6 @@ use crate::{
     checkpoint::Checkpoint,
     data::{PictureDataset, TextDataset},
     evaluation::Evaluation,
-    recipe::ModelRecipe,
     train::{self, Ablation, Lost, Part, Pictures, Task, TaskData},
 };
 
@@ -83,8 +81,8 @@ pub fn run_at(path: &Path, dataset: &PictureDataset, side: usize, device: &Devic
 /// As [`run`], with up to `tokens` tokens of each text, or windows of as many in plain text, however many the model was trained on.
 ///
 /// # Errors
-/// As [`run`]; [`crate::Error::OtherModel`] for a model that was not trained on texts; [`crate::Error::Model`] for more tokens than it can be
-/// shown, such as of learned positions.
+/// As [`run`]; [`crate::Error::OtherModel`] for a model that was not trained on texts; [`crate::Error::Recipe`] for more tokens
+/// than there are learned positions, [`crate::Error::Model`] for more than its attention takes.
 pub fn run_of_tokens<D: TaskData>(
     path: &Path,
     data: &D,
@@ -94,11 +92,6 @@ pub fn run_of_tokens<D: TaskData>(
     let mut checkpoint = Checkpoint::find(path)?;
     let unasked = checkpoint.state.expects.unasked(path, "texts");
     *checkpoint.state.expects.tokens_mut().ok_or(unasked)? = tokens;
-    if let ModelRecipe::Language(model) = &mut checkpoint.state.recipe.model
-        && model.positions == Positions::Rotary
-    {
-        model.context = tokens;
-    }
     let task = data.restored(&mut checkpoint)?;
     let evaluation = evaluate(&mut checkpoint, &task, device)?;
     Ok((checkpoint, evaluation))

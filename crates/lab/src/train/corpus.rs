@@ -6,7 +6,7 @@ use burn::tensor::{Bytes, Device, Int, Tensor, TensorData};
 use rand::RngExt;
 use resolvent::{
     attention::MultiHeadAttention,
-    models::{LanguageConfig, LanguageModel, Sampling, TextConfig},
+    models::{LanguageConfig, LanguageModel, Positions, Sampling, TextConfig},
 };
 use resolvent_kernels::mechanism::KappaRule;
 
@@ -28,7 +28,7 @@ use crate::{
     },
     evaluation::{Evaluation, Prediction},
     generate::Generator,
-    recipe::ModelRecipe,
+    recipe::{LanguageRecipe, ModelRecipe},
     stats::spread,
 };
 
@@ -125,7 +125,11 @@ impl TaskData for CorpusDataset {
             return Err(checkpoint.state.expects.refuses(&self.name, "plain text"));
         };
         let vocabulary = checkpoint.vocabulary(&expects.fingerprint)?;
-        Corpus::new(self, vocabulary, checkpoint.state.recipe.text.tokenizer.as_deref(), expects)
+        let corpus = Corpus::new(self, vocabulary, checkpoint.state.recipe.text.tokenizer.as_deref(), expects)?;
+        if let ModelRecipe::Language(model) = &mut checkpoint.state.recipe.model {
+            corpus.widen(model)?;
+        }
+        Ok(corpus)
     }
 }
 
@@ -169,6 +173,20 @@ impl Corpus {
             bytes: Arc::new(bytes),
             expects,
         })
+    }
+
+    /// Lets a model whose windows are to be others than it was trained on read them: no longer ones than there is text for.
+    fn widen(&self, model: &mut LanguageRecipe) -> Result<()> {
+        let (asked, trained) = (self.expects.context, model.context);
+        if asked > trained && model.positions == Positions::Learned {
+            let problem =
+                format!("is {trained}, and its positions are learned: none is there for windows of {asked} tokens");
+            return Err(Error::Recipe { file: "recipe".into(), field: "model.context".into(), problem });
+        }
+        if asked != trained && model.positions == Positions::Rotary {
+            model.context = asked.min(self.test.len() - 1);
+        }
+        Ok(())
     }
 
     /// Windows side by side that together predict every token of `text` but the first, with the number of tokens of each batch.
