@@ -51,27 +51,22 @@ def block(row: Row) -> str:
     parts = [commands(row)]
     if results:
         parts += [about(row, list(results)), table(row, list(results.values()))]
-        if row.again and len(results) > 1:
-            parts.append(regrouped(row, list(results.values())))
+        if row.also_against and len(results) > 1:
+            parts.append(second_tests(row, list(results.values())))
     return "\n\n".join(parts) + "\n"
 
 
-def regrouped(row: Row, results: list[dict]) -> str:
-    """The tests alone, with the keys of `row.again` in their order and its control: the arms that it stands beside."""
-    keys, control = tuple(row.again["keys"]), row.again["control"]
+def second_tests(row: Row, results: list[dict]) -> str:
+    """A table of differences alone, to the second control that `row.also_against` names: its keys stand in another order there."""
+    keys, control = tuple(row.also_against["keys"]), row.also_against["control"]
     places = [row.keys.index(key) for key in keys]
     named = lambda arm: BETWEEN.join(arm.split(BETWEEN)[place] for place in places)
     figures = [{named(arm): found for arm, found in result["figures"].items()} for result in results]
     turned = replace(row, keys=keys, control=control)
-    lines, before = [], []
     tested = [column for column in row.columns if column.test]
-    for arm in grouped(list(figures[0])):
-        cells = [difference(turned, column, figures, arm) for column in tested]
-        if any(cells):
-            own = labels(row, arm.split(BETWEEN))
-            lines.append(blanked(own, before) + cells)
-            before = own
-    return f"Against {row.arms.get(control, control)}:\n\n" + written([*keys, *(head(turned, column) for column in tested)], lines)
+    cells = {arm: [difference(turned, column, figures, arm) for column in tested] for arm in figures[0]}
+    tests = markdown([*keys, *(head(turned, column) for column in tested)], turned, {arm: line for arm, line in cells.items() if any(line)})
+    return f"Against {row.arms.get(control, control)}:\n\n{tests}"
 
 
 def commands(row: Row) -> str:
@@ -98,21 +93,22 @@ def table(row: Row, results: list[dict]) -> str:
     figures = [result["figures"] for result in results]
     tested = [column for column in row.columns if (column.against or (column.test and row.control)) and len(figures) > 1]
     heads = [*row.keys, *(column.head for column in row.columns), *(head(row, column) for column in tested)]
-    lines, before = [], []
-    for arm in grouped(list(figures[0])):
-        keys = arm.split(BETWEEN)
-        if any(part in row.hidden.get(key, []) for key, part in zip(row.keys, keys)):
-            continue
-        cells = [summary(column, of(figures, arm, column), of(figures, arm, column, WITHIN)) for column in row.columns]
-        cells += [difference(row, column, figures, arm) for column in tested]
-        lines.append(blanked(labels(row, keys), before) + cells)
-        before = labels(row, keys)
-    return written(heads, lines)
+    cells = {}
+    for arm in figures[0]:
+        if not any(part in row.hidden.get(key, []) for key, part in zip(row.keys, arm.split(BETWEEN))):
+            own = [summary(column, of(figures, arm, column), of(figures, arm, column, WITHIN)) for column in row.columns]
+            cells[arm] = own + [difference(row, column, figures, arm) for column in tested]
+    return markdown(heads, row, cells)
 
 
-def written(heads: list[str], lines: list[list[str]]) -> str:
-    """A table in Markdown."""
-    first, *rest = ["| " + " | ".join(line) + " |" for line in [heads, *lines]]
+def markdown(heads: list[str], row: Row, cells: dict[str, list[str]]) -> str:
+    """A line per arm, its keys before its cells: the first keys where they change."""
+    lines, before = [heads], []
+    for arm in grouped(list(cells)):
+        keys = labels(row, arm.split(BETWEEN))
+        lines.append(blanked(keys, before) + cells[arm])
+        before = keys
+    first, *rest = ["| " + " | ".join(line) + " |" for line in lines]
     return "\n".join([first, "|" + "---|" * len(heads), *rest])
 
 
@@ -170,7 +166,7 @@ def brief(value: float) -> str:
 
 
 def head(row: Row, column: Column) -> str:
-    """Of the column of a figure's differences."""
+    """The head of the column of a figure's differences, to the control or to another figure."""
     other = next((other.head for other in row.columns if other.name == column.against), "")
     return f"{column.head}: difference{f' to {other}' if other else ''}, p"
 

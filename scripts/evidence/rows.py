@@ -41,7 +41,7 @@ class Row:
     arms: dict[str, str] = field(default_factory=dict)  # labels on the page
     hidden: dict[str, list[str]] = field(default_factory=dict)  # by key, what the page leaves out
     control: str = ""  # the last key of the arm that others are tested against, within the same first keys
-    again: dict = field(default_factory=dict)  # a second table, of tests alone: `keys` in another order, and the `control` there
+    also_against: dict = field(default_factory=dict)  # a second table of tests: a `control`, and the `keys` with that control's key last
     after: tuple[str, ...] = ()  # rows whose runs it reads, of the same seed
     files: dict[str, str] = field(default_factory=dict)  # written before the commands run
     drawn: str = ""  # what a command without `$seed` draws and summarises by itself

@@ -104,7 +104,7 @@ class Page(unittest.TestCase):
 
     def test_arms_may_be_tested_against_a_second_control(self):
         found = [{"a | x": 1.0, "a | y": 2.0, "b | x": 1.0, "b | y": 4.0, "b | z": 3.0}, {"a | x": 1.5, "a | y": 2.5, "b | x": 1.0, "b | y": 4.5, "b | z": 3.0}]
-        row = Row(**{**ROW.__dict__, "columns": (Column("f", "F", test=True),), "control": "y", "again": {"keys": ["mechanism", "data"], "control": "a"}})
+        row = Row(**{**ROW.__dict__, "columns": (Column("f", "F", test=True),), "control": "y", "also_against": {"keys": ["mechanism", "data"], "control": "a"}})
         for seed, of_seed in enumerate(found):
             with mock.patch.object(Runner, "digest", lambda *_: ""):
                 Runner(Path(), Path(), 1, "commit").keep(row, seed, 1.0, {arm: {"f": value} for arm, value in of_seed.items()})
