@@ -141,6 +141,19 @@ fn heads_have_what_their_call_gives_them() {
     }
 }
 
+/// All eigenvalues take a time that grows with the cube of the tokens.
+#[test]
+fn the_gap_of_many_tokens_weights_is_told_in_full() {
+    let sandbox = Sandbox::new();
+    let told = |tokens: usize, more: &[&str]| {
+        let mut tensors = Tensors::default();
+        tensors.noise("q", &[tokens, D], 1).noise("v", &[tokens, D], 2);
+        let json = analyze(&sandbox, &tensors, &[&["--mechanisms", "softmax"], more].concat());
+        head(&json, "softmax", 0)["graph"]["walk_gap"].is_number()
+    };
+    assert!(told(512, &[]) && !told(513, &[]) && told(513, &["--full"]));
+}
+
 /// Eigenvalues of triangular weights are their diagonal, and all copies of one count.
 #[test]
 fn eigenvalues_of_weights_that_are_far_from_normal() {

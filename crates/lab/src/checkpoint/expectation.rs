@@ -83,7 +83,7 @@ impl Expectation {
         }
     }
 
-    /// The number of tokens that is read of a text, or of plain text at once; none of what is no text of any length.
+    /// How many tokens are read of a text, or of plain text at once; `None` where the data are not texts.
     pub(crate) fn tokens_mut(&mut self) -> Option<&mut usize> {
         match self {
             Expectation::Texts(expects) | Expectation::Matches(expects) => Some(&mut expects.max_tokens),

@@ -127,7 +127,7 @@ impl TaskData for CorpusDataset {
         let vocabulary = checkpoint.vocabulary(&expects.fingerprint)?;
         let corpus = Corpus::new(self, vocabulary, checkpoint.state.recipe.text.tokenizer.as_deref(), expects)?;
         if let ModelRecipe::Language(model) = &mut checkpoint.state.recipe.model {
-            corpus.widen(model)?;
+            corpus.set_context(model)?;
         }
         Ok(corpus)
     }
@@ -175,8 +175,12 @@ impl Corpus {
         })
     }
 
-    /// Lets a model whose windows are to be others than it was trained on read them: no longer ones than there is text for.
-    fn widen(&self, model: &mut LanguageRecipe) -> Result<()> {
+    /// Gives a model the context of the windows that it is to be shown, where it was trained on others; of the test text's length
+    /// at most, since clusters are laid out for the context.
+    ///
+    /// # Errors
+    /// [`Error::Recipe`] for longer windows than it has learned positions for.
+    fn set_context(&self, model: &mut LanguageRecipe) -> Result<()> {
         let (asked, trained) = (self.expects.context, model.context);
         if asked > trained && model.positions == Positions::Learned {
             let problem =
