@@ -6,12 +6,12 @@ use super::{
     columns::{Block, Columns},
     pool::Buffers,
     sweep::{Channels, Gradients, Place, Sweep, Taken, Weights, lanes, row_factors, transpose},
-    tile::{KEYS, STRIDE},
+    tile::{self, KEYS, Operands, STRIDE},
 };
 use crate::{
     score::{
         self,
-        tiles::{Backward, Factors, Operands, ParameterSums, Projection, Shares, Tile},
+        tiles::{Backward, Factors, ParameterSums, Projection, Shares, Tile},
     },
     simd::{
         Level,
@@ -103,17 +103,18 @@ impl Sweep<'_> {
             size: Size { rows: columns.len(), cols: width, depth: stride },
             keys: Left { data: &v, row_stride: stride, depth_stride: 1 },
             queries: Right { data: &dout, stride: width },
-            made: self.rounding.is_some(),
         };
         if taken.whitened.is_some() {
             self.whitened(buffers, (rows, columns, constants), operands, (weights, taken), into);
         } else {
             self.terms(buffers, rows, columns);
             self.load_bias(buffers, rows, columns);
+            let Buffers { slopes, operands: rounded, .. } = &mut *buffers;
             if let Some(rounding) = self.rounding {
-                let Buffers { slopes, operands, .. } = &mut *buffers;
                 let shared = self.shared.and_then(|shared| shared.rows(&shared.values, columns, stride));
-                rounding.products(self.level, (&v, stride, shared), operands, width, slopes);
+                rounding.products(self.level, (&v, stride, shared), rounded, width, slopes);
+            } else {
+                tile::terms(self.level, Term::Product, operands, slopes);
             }
             if into.bias.is_some() {
                 buffers.of_bias.resize(KEYS * STRIDE);
@@ -136,7 +137,7 @@ impl Sweep<'_> {
                     stride: STRIDE,
                     parameters: into.parameters.as_deref_mut().map(|sums| ParameterSums { sums, typical }),
                 };
-                self.score.backward(self.level, operands, known, into);
+                self.score.backward(self.level, [columns.len(), width], known, into);
             });
         }
         if let (Some(sums), Some(bias)) = (into.bias.as_deref_mut(), &self.head.bias) {
@@ -161,8 +162,7 @@ impl Sweep<'_> {
         buffers.terms.resize(KEYS * STRIDE);
         buffers.terms[..len].copy_from_slice(&buffers.values[..len]);
         self.score.row(self.level, &mut buffers.values[..len], None);
-        let Operands { size, keys, queries, .. } = operands;
-        multiply(self.level, size, keys, queries, Store { data: &mut buffers.slopes, stride: STRIDE });
+        tile::terms(self.level, Term::Product, operands, &mut buffers.slopes);
         self.with_pairs(buffers, columns, constants, |_, known, Buffers { values, slopes, width, .. }| {
             let (of, size) = ((&mut **values, &mut **slopes), [columns.len(), *width]);
             statistics.differentiate(self.level, of, size, (rows, columns.at(0)), known.visible, back);

@@ -10,13 +10,13 @@ use super::{
     rounded::{Rounding, Shared},
     sight,
     sums::RowSum,
-    tile::{KEYS, Lanes, QUERIES, Running, STRIDE, rescale, terms, weigh},
+    tile::{KEYS, Lanes, Operands, QUERIES, Running, STRIDE, rescale, terms, weigh},
     whiten::{self, Back, Moments, Statistics},
 };
 use crate::{
     score::{
         contract::MOST_PARAMETERS,
-        tiles::{Factors, Known, Operands, TileScore, Values},
+        tiles::{Factors, Known, TileScore, Values},
     },
     scratch::Aligned,
     simd::{
@@ -250,12 +250,10 @@ impl<'a> Sweep<'a> {
         squares: bool,
         running: &mut Running,
     ) {
-        self.panel(buffers, rows);
         self.load_bias(buffers, rows, columns);
-        if self.rounding.is_some() {
-            self.terms(buffers, rows, columns);
-        }
+        self.terms(buffers, rows, columns);
         self.with_pairs(buffers, columns, constants, |operands, known, buffers| {
+            let size = [operands.size.rows, operands.size.cols];
             let into = Values {
                 data: &mut buffers.values,
                 stride: STRIDE,
@@ -263,7 +261,7 @@ impl<'a> Sweep<'a> {
                 terms: &mut running.terms,
                 squares,
             };
-            self.score.values(self.level, operands, known, into);
+            self.score.values(self.level, size, known, into);
         });
     }
 
@@ -297,7 +295,6 @@ impl<'a> Sweep<'a> {
             size: Size { rows: columns.len(), cols: buffers.width, depth: stride },
             keys: Left { data: &keys, row_stride: stride, depth_stride: 1 },
             queries: Right { data: &panel, stride: buffers.width },
-            made: self.rounding.is_some(),
         };
         let counts = self.counts(columns);
         let of_columns = self.constants.map(|x| columns.of(x, 1));

@@ -6,11 +6,11 @@ use pulp::{Simd, WithSimd};
 
 use super::sums::RowSum;
 use crate::{
-    score::tiles::{Factors, Operands},
+    score::tiles::Factors,
     simd::{
         Level,
         math::exp2,
-        product::{Store, Term, combine, vectors, vectors_mut},
+        product::{Left, Right, Size, Store, Term, sums, vectors, vectors_mut},
     },
 };
 
@@ -24,26 +24,17 @@ pub(super) const STRIDE: usize = QUERIES + 16;
 /// Numbers of a panel's queries.
 pub(super) type Lanes = [f32; QUERIES];
 
+/// The operands of a tile: rows of keys, and a panel of queries with one column for each.
+#[derive(Clone, Copy)]
+pub(super) struct Operands<'a> {
+    pub size: Size,
+    pub keys: Left<'a>,
+    pub queries: Right<'a>,
+}
+
 /// Writes the sums of a `term` over the channels of all pairs.
-pub(super) fn terms(level: Level, term: Term, operands: Operands<'_>, out: &mut [f32]) {
-    level.dispatch(Terms { term, operands, out });
-}
-
-struct Terms<'a> {
-    term: Term,
-    operands: Operands<'a>,
-    out: &'a mut [f32],
-}
-
-impl WithSimd for Terms<'_> {
-    type Output = ();
-
-    #[inline(always)]
-    fn with_simd<S: Simd>(self, simd: S) {
-        let mut into = Store { data: self.out, stride: STRIDE };
-        let Operands { size, keys, queries, .. } = self.operands;
-        combine(simd, self.term, size, keys, queries, &mut into);
-    }
+pub(super) fn terms(level: Level, term: Term, Operands { size, keys, queries }: Operands<'_>, out: &mut [f32]) {
+    sums(level, term, size, keys, queries, Store { data: out, stride: STRIDE });
 }
 
 /// Sums over the keys so far, per query: of `|g|^p`, for log scores in units of `exp(p peak)`.

@@ -4,18 +4,19 @@ use std::f32::consts::LOG2_E;
 
 use pulp::{Simd, WithSimd};
 
-use super::{Backward, Factors, Known, Operands, ParameterSums, Shares, Tile, forward::present};
+use super::{Backward, Factors, Known, ParameterSums, Shares, Tile, forward::present};
 use crate::{
     score::contract::{MOST_PARAMETERS, PairScore, Slopes},
     simd::{
         math::exp2,
-        product::{InPlace, Sink, product, take_rows, vectors, vectors_mut},
+        product::{vectors, vectors_mut},
     },
 };
 
 pub(super) struct Differentiated<'a, T> {
     pub score: &'a T,
-    pub operands: Operands<'a>,
+    /// Keys and queries of the tile.
+    pub size: [usize; 2],
     pub known: Known<'a>,
     pub into: Backward<'a>,
 }
@@ -24,65 +25,47 @@ impl<T: PairScore> WithSimd for Differentiated<'_, T> {
     type Output = ();
 
     #[inline(always)]
-    fn with_simd<S: Simd>(self, simd: S) {
-        let Operands { size, keys, queries, made } = self.operands;
+    fn with_simd<S: Simd>(mut self, simd: S) {
         let mut centres = [[0.0; WIDEST]; MOST_PARAMETERS];
         typical(simd, self.score, self.into.parameters.as_ref().and_then(|p| p.typical), &mut centres);
-        let mut sink = BackwardSink { score: self.score, known: self.known, into: self.into, centres: &centres };
-        if made {
-            return take_rows::<S, 1>(simd, 0..size.rows, size.cols, &mut sink);
-        }
-        product(simd, size, keys, queries, &mut sink);
-    }
-}
-
-/// Makes weights of terms and gradients of the products of values and output gradients, which are in registers.
-struct BackwardSink<'a, T> {
-    score: &'a T,
-    known: Known<'a>,
-    into: Backward<'a>,
-    /// What derivatives in the parameters are taken from, per query.
-    centres: &'a [[f32; WIDEST]; MOST_PARAMETERS],
-}
-
-impl<T> InPlace for BackwardSink<'_, T> {
-    fn products(&self) -> (&[f32], usize) {
-        (self.into.slopes, self.into.stride)
-    }
-}
-
-impl<S: Simd, T: PairScore> Sink<S> for BackwardSink<'_, T> {
-    #[inline(always)]
-    fn take<const M: usize, const N: usize>(&mut self, simd: S, row: usize, col: usize, block: [[S::f32s; N]; M]) {
-        let mut sums = self.into.parameters.is_some().then_some([simd.splat_f32s(0.0); MOST_PARAMETERS]);
-        // Loops, not closures, which would be compiled without the instruction set.
-        for (m, products) in block.iter().enumerate() {
-            self.key(simd, row + m, col, products, &mut sums);
-        }
-        if let (Some(to), Some(sums)) = (&mut self.into.parameters, sums) {
-            to.add::<S, T>(simd, sums);
+        for key in 0..self.size[0] {
+            let mut sums = self.into.parameters.is_some().then_some([simd.splat_f32s(0.0); MOST_PARAMETERS]);
+            let mut col = 0;
+            if const { S::F32_LANES > 1 } {
+                while col + 4 * S::F32_LANES <= self.size[1] {
+                    self.key::<S, 4>(simd, [key, col], &centres, &mut sums);
+                    col += 4 * S::F32_LANES;
+                }
+            }
+            while col < self.size[1] {
+                self.key::<S, 1>(simd, [key, col], &centres, &mut sums);
+                col += S::F32_LANES;
+            }
+            if let (Some(to), Some(sums)) = (&mut self.into.parameters, sums) {
+                to.add::<S, T>(simd, sums);
+            }
         }
     }
 }
 
-impl<T: PairScore> BackwardSink<'_, T> {
+impl<T: PairScore> Differentiated<'_, T> {
     /// The pairs of one key and the queries from `col` on.
     #[inline(always)]
     fn key<S: Simd, const N: usize>(
         &mut self,
         simd: S,
-        key: usize,
-        col: usize,
-        products: &[S::f32s; N],
+        [key, col]: [usize; 2],
+        centres: &[[f32; WIDEST]; MOST_PARAMETERS],
         sums: &mut Option<[S::f32s; MOST_PARAMETERS]>,
     ) {
         let (known, at, zero) = (self.known, key * self.into.stride + col, simd.splat_f32s(0.0));
-        let [mut terms, mut bias] = [[zero; N]; 2];
+        let [mut products, mut terms, mut bias] = [[zero; N]; 3];
+        products.copy_from_slice(vectors::<S, N>(self.into.slopes, at));
         terms.copy_from_slice(vectors::<S, N>(self.into.weights, at));
         if let Some(tile) = known.bias {
             bias.copy_from_slice(vectors::<S, N>(tile, at));
         }
-        let [mut of_pairs, mut of_values] = self.weigh(simd, [key, col], terms, bias, products);
+        let [mut of_pairs, mut of_values] = self.weigh(simd, [key, col], terms, bias, &products);
         if let Some(counts) = known.counts {
             let count = simd.splat_f32s(counts[key]);
             for n in 0..N {
@@ -95,7 +78,7 @@ impl<T: PairScore> BackwardSink<'_, T> {
             of_values = visible.show(simd, [key, col], of_values, 0.0);
         }
         for n in 0..N {
-            let centres = [vectors::<S, N>(&self.centres[0], col)[n], vectors::<S, N>(&self.centres[1], col)[n]];
+            let centres = [vectors::<S, N>(&centres[0], col)[n], vectors::<S, N>(&centres[1], col)[n]];
             if known.bias.is_some() {
                 of_pairs[n] = present(simd, bias[n], of_pairs[n]);
                 of_values[n] = present(simd, bias[n], of_values[n]);

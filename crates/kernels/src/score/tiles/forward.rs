@@ -4,18 +4,19 @@ use std::f32::consts::LOG2_E;
 
 use pulp::{Simd, WithSimd};
 
-use super::{Known, Operands, Tile, Values};
+use super::{Known, Tile, Values};
 use crate::{
     score::contract::PairScore,
     simd::{
         math::exp2,
-        product::{InPlace, Sink, combine, take_rows, vectors, vectors_mut},
+        product::{vectors, vectors_mut},
     },
 };
 
 pub(super) struct Scored<'a, T> {
     pub score: &'a T,
-    pub operands: Operands<'a>,
+    /// Keys and queries of the tile.
+    pub size: [usize; 2],
     pub known: Known<'a>,
     pub into: Values<'a>,
 }
@@ -24,40 +25,35 @@ impl<T: PairScore> WithSimd for Scored<'_, T> {
     type Output = ();
 
     #[inline(always)]
-    fn with_simd<S: Simd>(self, simd: S) {
-        let Operands { size, keys, queries, made } = self.operands;
-        let mut sink = ValueSink { score: self.score, known: self.known, into: self.into };
-        if made {
-            return take_rows::<S, 1>(simd, 0..size.rows, size.cols, &mut sink);
+    fn with_simd<S: Simd>(mut self, simd: S) {
+        let mut col = 0;
+        if const { S::F32_LANES > 1 } {
+            while col + 4 * S::F32_LANES <= self.size[1] {
+                self.columns::<S, 4>(simd, col);
+                col += 4 * S::F32_LANES;
+            }
         }
-        combine(simd, T::TERM, size, keys, queries, &mut sink);
+        while col < self.size[1] {
+            self.columns::<S, 1>(simd, col);
+            col += S::F32_LANES;
+        }
     }
 }
 
-/// Makes values of terms in registers.
-struct ValueSink<'a, T> {
-    score: &'a T,
-    known: Known<'a>,
-    into: Values<'a>,
-}
-
-impl<T> InPlace for ValueSink<'_, T> {
-    fn products(&self) -> (&[f32], usize) {
-        (self.into.data, self.into.stride)
-    }
-}
-
-impl<S: Simd, T: PairScore> Sink<S> for ValueSink<'_, T> {
+impl<T: PairScore> Scored<'_, T> {
+    /// The pairs of all keys and the queries of `N` vectors from `col` on.
     #[inline(always)]
-    fn take<const M: usize, const N: usize>(&mut self, simd: S, row: usize, col: usize, block: [[S::f32s; N]; M]) {
-        let Self { score, known, into } = self;
+    fn columns<S: Simd, const N: usize>(&mut self, simd: S, col: usize) {
+        let Self { score, size, known, into } = self;
         // Copied out and back: in memory, the running values would be a chain of stores and loads.
         let [mut sums, mut terms] = [[simd.splat_f32s(0.0); N]; 2];
         sums.copy_from_slice(vectors::<S, N>(into.sums, col));
         terms.copy_from_slice(vectors::<S, N>(into.terms, col));
-        for (m, of_key) in block.iter().enumerate() {
-            let key = row + m;
-            let values = Self::values(score, *known, simd, [key, key * into.stride + col, col], of_key);
+        for key in 0..size[0] {
+            let at = key * into.stride + col;
+            let mut of_key = [simd.splat_f32s(0.0); N];
+            of_key.copy_from_slice(vectors::<S, N>(into.data, at));
+            let values = Self::values(score, *known, simd, [key, at, col], &of_key);
             let mut entries = values;
             if T::LOG {
                 for n in 0..N {
@@ -82,14 +78,12 @@ impl<S: Simd, T: PairScore> Sink<S> for ValueSink<'_, T> {
                     };
                 }
             }
-            vectors_mut::<S, N>(into.data, key * into.stride + col).copy_from_slice(&entries);
+            vectors_mut::<S, N>(into.data, at).copy_from_slice(&entries);
         }
         vectors_mut::<S, N>(into.sums, col).copy_from_slice(&sums);
         vectors_mut::<S, N>(into.terms, col).copy_from_slice(&terms);
     }
-}
 
-impl<T: PairScore> ValueSink<'_, T> {
     /// The values of the pairs of `key` and the queries from `col` on, whose place in a tile is `at`.
     #[inline(always)]
     fn values<S: Simd, const N: usize>(

@@ -14,11 +14,7 @@ use forward::{Affinities, Scored};
 use row::RowValues;
 
 use super::contract::{MOST_PARAMETERS, PairScore, Term};
-use crate::simd::{
-    Level,
-    math::exp2,
-    product::{Left, Right, Size, vectors},
-};
+use crate::simd::{Level, math::exp2, product::vectors};
 
 /// Some rows of numbers, whole vectors each: row `n` begins at `n * stride`.
 pub(crate) struct Tile<'a> {
@@ -26,16 +22,6 @@ pub(crate) struct Tile<'a> {
     pub stride: usize,
     pub rows: usize,
     pub width: usize,
-}
-
-/// The operands of a tile: rows of keys, and a panel of queries with one column for each.
-#[derive(Clone, Copy)]
-pub(crate) struct Operands<'a> {
-    pub size: Size,
-    pub keys: Left<'a>,
-    pub queries: Right<'a>,
-    /// Whether what they make lies already where its values, or gradients, go.
-    pub made: bool,
 }
 
 /// Who sees whom in a tile: a query sees the positions from `low` below `high`, and those below `sinks`.
@@ -87,7 +73,7 @@ pub(crate) struct Known<'a> {
     pub bias: Option<&'a [f32]>,
 }
 
-/// Where values go: logarithms (`-inf` where a pair is not seen), or affinities times their counts (0).
+/// Where terms lie and values go: logarithms (`-inf` where a pair is not seen), or affinities times their counts (0).
 pub(crate) struct Values<'a> {
     pub data: &'a mut [f32],
     pub stride: usize,
@@ -146,7 +132,7 @@ pub(crate) struct Backward<'a> {
     pub shares: Option<Shares<'a>>,
     /// Holds the terms, and then the weights, times counts.
     pub weights: &'a mut [f32],
-    /// Takes the gradients of the terms.
+    /// Holds the products of values and output gradients, and then the gradients of the terms.
     pub slopes: &'a mut [f32],
     /// Takes those of the bias, where they are wanted.
     pub of_bias: Option<&'a mut [f32]>,
@@ -168,10 +154,10 @@ pub(crate) trait TileScore: Send + Sync {
     fn is_log(&self) -> bool;
     fn is_positive_definite(&self) -> bool;
     fn is_non_negative(&self) -> bool;
-    /// Writes the values of the pairs of `operands`, whose terms are sums unless they are made.
-    fn values(&self, level: Level, operands: Operands<'_>, known: Known<'_>, into: Values<'_>);
-    /// Makes weights of the terms, and the gradients of the terms; `operands` are values and output gradients.
-    fn backward(&self, level: Level, operands: Operands<'_>, known: Known<'_>, into: Backward<'_>);
+    /// Makes values of the terms of so many keys and queries, in place.
+    fn values(&self, level: Level, size: [usize; 2], known: Known<'_>, into: Values<'_>);
+    /// Makes weights of the terms of so many keys and queries, and of the products of values and output gradients the gradients of the terms.
+    fn backward(&self, level: Level, size: [usize; 2], known: Known<'_>, into: Backward<'_>);
     /// Makes values of the terms of one query, in place, with what is added to their logits.
     fn row(&self, level: Level, terms: &mut [f32], bias: Option<&[f32]>);
     /// Makes affinities of the terms in `tile`.
@@ -197,12 +183,12 @@ impl<T: PairScore> TileScore for T {
         T::NON_NEGATIVE
     }
 
-    fn values(&self, level: Level, operands: Operands<'_>, known: Known<'_>, into: Values<'_>) {
-        level.dispatch(Scored { score: self, operands, known, into });
+    fn values(&self, level: Level, size: [usize; 2], known: Known<'_>, into: Values<'_>) {
+        level.dispatch(Scored { score: self, size, known, into });
     }
 
-    fn backward(&self, level: Level, operands: Operands<'_>, known: Known<'_>, into: Backward<'_>) {
-        level.dispatch(Differentiated { score: self, operands, known, into });
+    fn backward(&self, level: Level, size: [usize; 2], known: Known<'_>, into: Backward<'_>) {
+        level.dispatch(Differentiated { score: self, size, known, into });
     }
 
     fn row(&self, level: Level, terms: &mut [f32], bias: Option<&[f32]>) {

@@ -2,7 +2,7 @@
 
 use pulp::{Simd, WithSimd};
 
-use super::{Add, Left, Right, Sink, Size, Store, product, vectors, vectors_mut};
+use super::{Add, Left, Right, Sink, Size, Store, Term, combine, product, vectors, vectors_mut};
 use crate::simd::Level;
 
 /// [`product`] into rows of `data`, as a function that is called: where a kernel has many products, inlining each of them
@@ -42,6 +42,33 @@ pub(crate) fn multiply_add_outer(
 ) {
     let into = Target { data: into.data, stride: into.stride, how: How::AddOuter(outer) };
     level.dispatch(Called { size, left, right, into });
+}
+
+/// Sums of a `term` into rows of data, as [`store_product`].
+pub(crate) fn store_sums<S: Simd>(simd: S, term: Term, size: Size, left: Left<'_>, right: Right<'_>, into: Store<'_>) {
+    simd.vectorize(Sums { term, size, left, right, into });
+}
+
+/// [`store_sums`] on the instruction set `level`.
+pub(crate) fn sums(level: Level, term: Term, size: Size, left: Left<'_>, right: Right<'_>, into: Store<'_>) {
+    level.dispatch(Sums { term, size, left, right, into });
+}
+
+struct Sums<'a> {
+    term: Term,
+    size: Size,
+    left: Left<'a>,
+    right: Right<'a>,
+    into: Store<'a>,
+}
+
+impl WithSimd for Sums<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn with_simd<S: Simd>(mut self, simd: S) {
+        combine(simd, self.term, self.size, self.left, self.right, &mut self.into);
+    }
 }
 
 /// Depth and columns of a panel of the right operand, which stays in the first-level cache while rows pass by.

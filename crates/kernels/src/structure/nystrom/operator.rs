@@ -5,7 +5,6 @@ use std::{borrow::Cow, ops::Range};
 use super::{
     activation::Norm,
     layout::{LandmarkRows, Saved, Sizes, buffers},
-    pairs::terms,
     pass::TOKENS,
     source::LandmarkSource,
     tile::{Tile, Zip, width, zip},
@@ -20,7 +19,7 @@ use crate::{
         map::Map,
         tiles::{self, TileScore},
     },
-    simd::product::{Left, Right, Size, Store},
+    simd::product::{Left, Right, Size, Store, sums},
     structure::dense::{Rows, positions},
 };
 
@@ -278,7 +277,7 @@ impl<'a> Core<'a> {
     pub fn terms(&self, head: &Head<'_>, x: Left<'_>, rows: usize, out: Store<'_>) {
         let size = Size { rows, cols: width(head.count), depth: self.sizes.dim };
         let landmarks = Right { data: head.landmarks.transposed, stride: self.sizes.mp };
-        terms(self.call.level, head.score.term(), size, x, landmarks, out);
+        sums(self.call.level, head.score.term(), size, x, landmarks, out);
     }
 
     /// Writes terms and affinities between `count` rows of `x` and the landmarks, to rows of `stride`.

@@ -1,7 +1,5 @@
 //! Affinities between a tile of tokens and the landmarks by any score, and the way back to both.
 
-use pulp::{Simd, WithSimd};
-
 use super::tile::{Zip, zip};
 use crate::{
     score::{
@@ -12,31 +10,9 @@ use crate::{
     },
     simd::{
         Level,
-        product::{Add, Left, Right, Size, Store, Term, combine, multiply, multiply_add},
+        product::{Add, Left, Right, Size, Store, Term, multiply, multiply_add},
     },
 };
-
-/// Writes the sums of a `term` over the channels of all pairs, by token.
-pub(super) fn terms(level: Level, term: Term, size: Size, x: Left<'_>, landmarks: Right<'_>, out: Store<'_>) {
-    level.dispatch(Terms { term, size, x, landmarks, out });
-}
-
-struct Terms<'a> {
-    term: Term,
-    size: Size,
-    x: Left<'a>,
-    landmarks: Right<'a>,
-    out: Store<'a>,
-}
-
-impl WithSimd for Terms<'_> {
-    type Output = ();
-
-    #[inline(always)]
-    fn with_simd<S: Simd>(mut self, simd: S) {
-        combine(simd, self.term, self.size, self.x, self.landmarks, &mut self.out);
-    }
-}
 
 /// What the gradients of a term's differences are multiplied by: those of tokens and those of landmarks, as [`pull_back`] leaves them.
 pub(super) const fn factors(term: Term) -> [f32; 2] {

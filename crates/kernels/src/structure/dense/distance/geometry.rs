@@ -8,7 +8,7 @@ use super::super::{forward::TILE_STRIDE, pairing::Tokens};
 use crate::{
     mechanism::Manifold,
     score::distance::{Metric, Plane, Sphere},
-    simd::product::{Size, Store, Term, combine, squares, vectors},
+    simd::product::{Size, Store, Term, squares, store_sums, vectors},
 };
 
 /// Up to this width, distances are summed from differences at once: two instructions per channel instead of one, and exact.
@@ -42,7 +42,7 @@ impl Panel<'_, '_> {
             (Term::Product, self.keys.rows, self.queries.panels)
         };
         let panel = Tokens::panel(panels, self.head_dim, &self.columns);
-        combine(simd, term, size, rows.as_left(), panel, &mut Store { data: tile, stride: TILE_STRIDE });
+        store_sums(simd, term, size, rows.as_left(), panel, Store { data: tile, stride: TILE_STRIDE });
     }
 
     /// The squared differences (or sums) of one key and some queries, from tokens that were not rounded.

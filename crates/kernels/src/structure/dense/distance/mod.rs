@@ -30,7 +30,7 @@ use super::{
 use crate::{
     mechanism::Manifold,
     score::distance::{Gaussian, Levy, Plane, Scale, Sphere, Student},
-    simd::product::{Size, Store, product},
+    simd::product::{Size, Store, store_product},
 };
 
 /// Which [`crate::score::distance::Decay`].
@@ -174,8 +174,8 @@ impl Pairing for Distances<'_> {
         let rows = pairs.visible.keys.len();
         panel.products(simd, rows, pairs.weights);
         let size = Size { rows, cols: pairs.columns.len(), depth: pairs.value_dim };
-        let mut store = Store { data: &mut *pairs.slopes, stride: TILE_STRIDE };
-        product(simd, size, pairs.values.as_left(), pairs.gradients, &mut store);
+        let store = Store { data: &mut *pairs.slopes, stride: TILE_STRIDE };
+        store_product(simd, size, pairs.values.as_left(), pairs.gradients, store);
         self.slopes(simd, panel, &mut pairs);
     }
 
