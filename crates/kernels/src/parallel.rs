@@ -4,10 +4,7 @@ use std::{
     any::TypeId,
     marker::PhantomData,
     ops::Range,
-    sync::{
-        Mutex,
-        atomic::{AtomicUsize, Ordering},
-    },
+    sync::{Mutex, PoisonError},
 };
 
 use rayon::prelude::*;
@@ -26,32 +23,7 @@ pub fn grain(least: usize) -> usize {
 /// Runs `task(index, memory)` for every index below `tasks`. Each worker has its own `per_worker` f32 of `work` and takes
 /// the next index when it is free; `work` bounds the number of workers and must serve at least one.
 pub(crate) fn for_each(tasks: usize, work: &mut [f32], per_worker: usize, task: impl Fn(usize, &mut [f32]) + Sync) {
-    share(tasks, work, per_worker, &task);
-}
-
-/// Runs `task(index)` for every index below `tasks`, no more of them at once than there are threads: a thread that waits for
-/// parts of its own task takes on parts of others, and goes on with theirs only where no other thread has begun.
-pub(crate) fn one_per_thread(tasks: usize, task: impl Fn(usize) + Sync) {
-    share(tasks, &mut vec![0.0; workers(tasks)], 1, &|index, _| task(index));
-}
-
-/// [`for_each`], compiled once for all tasks.
-fn share(tasks: usize, work: &mut [f32], per_worker: usize, task: &(dyn Fn(usize, &mut [f32]) + Sync)) {
-    if per_worker == 0 {
-        // Nothing bounds the number of workers.
-        return one_per_thread(tasks, |index| task(index, &mut []));
-    }
-    let workers = workers(tasks).min(work.len() / per_worker).max(1);
-    let next = AtomicUsize::new(0);
-    work[..workers * per_worker].par_chunks_mut(per_worker).with_max_len(1).for_each(|memory| {
-        loop {
-            let index = next.fetch_add(1, Ordering::Relaxed);
-            if index >= tasks {
-                break;
-            }
-            task(index, memory);
-        }
-    });
+    for_each_item(0..tasks, work, per_worker, task);
 }
 
 /// Runs `task(item, memory)` for every item, such as parts of buffers that are split as they are handed out. Otherwise as [`for_each`].
@@ -61,14 +33,85 @@ pub(crate) fn for_each_item<T: Send>(
     per_worker: usize,
     task: impl Fn(T, &mut [f32]) + Sync,
 ) {
-    let (per_worker, items) = (per_worker.max(1), Mutex::new(items));
-    let workers = workers(work.len() / per_worker);
-    let next = || items.lock().ok().and_then(|mut items| items.next());
-    work[..workers * per_worker].par_chunks_mut(per_worker).with_max_len(1).for_each(|memory| {
-        while let Some(item) = next() {
-            task(item, memory);
+    if per_worker == 0 {
+        // Nothing bounds the number of workers.
+        return each(items, |item| task(item, &mut []));
+    }
+    let count = (work.len() / per_worker).min(most(&items)).max(1);
+    let memory = Mutex::new(work.chunks_exact_mut(per_worker));
+    let memory = || next_of(&memory).expect("memory for every worker");
+    each_on(workers(count), items, memory, |memory, item| task(item, memory));
+}
+
+/// Runs `task` for every item, as many at once as there are threads. Items are taken in their order, one when a thread is free.
+pub(crate) fn each<T: Send>(items: impl Iterator<Item = T> + Send, task: impl Fn(T) + Sync) {
+    each_with(1, items, || (), |(), item| task(item));
+}
+
+/// What `make` makes of every item, in the order of the items; otherwise as [`each`].
+pub(crate) fn map<T: Send, R: Send>(items: impl Iterator<Item = T> + Send, make: impl Fn(T) -> R + Sync) -> Vec<R> {
+    map_with(1, items, || (), |(), item| make(item))
+}
+
+/// [`each`] with what `init` makes once for every thread, of which each has at `least` so many items.
+pub(crate) fn each_with<T: Send, S>(
+    least: usize,
+    items: impl Iterator<Item = T> + Send,
+    init: impl Fn() -> S + Sync,
+    task: impl Fn(&mut S, T) + Sync,
+) {
+    each_on(workers(most(&items) / least.max(1)), items, init, task);
+}
+
+/// [`map`] likewise.
+pub(crate) fn map_with<T: Send, S, R: Send>(
+    least: usize,
+    items: impl Iterator<Item = T> + Send,
+    init: impl Fn() -> S + Sync,
+    make: impl Fn(&mut S, T) -> R + Sync,
+) -> Vec<R> {
+    let made = Mutex::new(Vec::new());
+    each_with(least, items.enumerate(), init, |state, (n, item)| {
+        let result = make(state, item);
+        made.lock().unwrap_or_else(PoisonError::into_inner).push((n, result));
+    });
+    let mut made = made.into_inner().unwrap_or_else(PoisonError::into_inner);
+    made.sort_unstable_by_key(|(n, _)| *n);
+    made.into_iter().map(|(_, result)| result).collect()
+}
+
+/// How many items there are at most.
+fn most(items: &impl Iterator) -> usize {
+    items.size_hint().1.unwrap_or(usize::MAX)
+}
+
+fn each_on<T: Send, S>(
+    workers: usize,
+    items: impl Iterator<Item = T> + Send,
+    init: impl Fn() -> S + Sync,
+    task: impl Fn(&mut S, T) + Sync,
+) {
+    let items = Mutex::new(items);
+    on_workers(workers, &|| {
+        let mut state = init();
+        while let Some(item) = next_of(&items) {
+            task(&mut state, item);
         }
     });
+}
+
+fn next_of<T>(items: &Mutex<impl Iterator<Item = T>>) -> Option<T> {
+    // Only a thread that panicked loses a lock, which ends all of them.
+    items.lock().unwrap_or_else(PoisonError::into_inner).next()
+}
+
+/// Calls `run` on so many threads; compiled once for all tasks. No more of them at once: a thread that waits for parts of its own task
+/// takes on parts of others only where no other thread has begun.
+fn on_workers(workers: usize, run: &(dyn Fn() + Sync)) {
+    if workers == 1 {
+        return run();
+    }
+    (0..workers).into_par_iter().with_max_len(1).for_each(|_| run());
 }
 
 /// A buffer whose disjoint parts are written by different tasks.

@@ -4,8 +4,6 @@
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use rayon::prelude::*;
-
 use crate::{
     Error, Parameter, Result, Shape,
     call::{
@@ -16,6 +14,7 @@ use crate::{
         Activation, Centering, DistanceKernel, Estimator, Fna, Form, Infsa, InfsaResolvent, Laplacian, LaplacianExact,
         Manifold, Ssa, Whitening,
     },
+    parallel,
     simd::{Level, rows},
 };
 
@@ -53,7 +52,7 @@ pub(crate) fn check(form: &Form, call: &Call<'_>) -> Result<()> {
     let dim = call.shape.head_dim;
     // The first slice that does not fit is named, whatever the threads.
     let each = |fits: &(dyn Fn(usize) -> Result<()> + Sync)| {
-        (0..call.shape.slices()).into_par_iter().map(fits).find_first(Result::is_err).unwrap_or(Ok(()))
+        parallel::map(0..call.shape.slices(), fits).into_iter().collect::<Result<()>>()
     };
     match form {
         // Without a plan each head is looked at where it is planned, while it is in the caches.
@@ -312,7 +311,8 @@ pub(crate) fn check_finite(
     x: &[f32],
     inputs_finite: impl Fn() -> bool,
 ) -> Result<()> {
-    if x.par_chunks(1 << 15).all(|x| level.dispatch(|| largest_bits(x)) < INFINITE) || !inputs_finite() {
+    let finite = parallel::map(x.chunks(1 << 15), |x| level.dispatch(|| largest_bits(x)) < INFINITE);
+    if finite.into_iter().all(|finite| finite) || !inputs_finite() {
         return Ok(());
     }
     let index = x.iter().position(|x| !x.is_finite()).unwrap_or(0);

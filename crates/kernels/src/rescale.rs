@@ -8,8 +8,6 @@
 //!
 //! Output gradients are divided likewise where their products with values would leave f32: all gradients are linear in them.
 
-use rayon::prelude::*;
-
 use crate::{
     Error, Mechanism, Result,
     call::{
@@ -17,6 +15,7 @@ use crate::{
         magnitude::{Masked, exponent_of, largest},
     },
     mechanism::{Activation, Form},
+    parallel,
 };
 
 /// Binary orders of magnitude around 1 that need no rescaling: the product of two such numbers, and its reciprocal times
@@ -48,14 +47,14 @@ impl Rescaled {
 
     /// `None` where all magnitudes are comfortable.
     pub fn needed(call: &Call<'_>, tied: bool) -> Option<Self> {
-        let slices = (0..call.shape.slices()).into_par_iter();
-        let comfortable = slices.all(|slice| unit(call, tied, slice).into_iter().all(is_comfortable));
-        (!comfortable).then(|| Self::measured(call, tied))
+        let comfortable = |slice| unit(call, tied, slice).into_iter().all(is_comfortable);
+        let all = parallel::map(0..call.shape.slices(), comfortable).into_iter().all(|comfortable| comfortable);
+        (!all).then(|| Self::measured(call, tied))
     }
 
     /// By each slice's largest magnitudes.
     pub fn measured(call: &Call<'_>, tied: bool) -> Self {
-        Self::by(call, tied, (0..call.shape.slices()).into_par_iter().map(|slice| unit(call, tied, slice)).collect())
+        Self::by(call, tied, parallel::map(0..call.shape.slices(), |slice| unit(call, tied, slice)))
     }
 
     /// By the exponents `units` of queries and keys, one pair per slice.
@@ -116,7 +115,7 @@ fn divide(x: &mut [f32], units: &[[i32; 2]], side: usize) {
 /// Multiplies every slice of `x` by its factor: in f64, which has room for the powers of every f32 and its reciprocal.
 pub(crate) fn multiply(x: &mut [f32], slices: usize, factor: impl Fn(usize) -> f64 + Sync) {
     let len = (x.len() / slices).max(1);
-    x.par_chunks_mut(len).enumerate().for_each(|(slice, x)| {
+    parallel::each(x.chunks_mut(len).enumerate(), |(slice, x)| {
         let by = factor(slice);
         x.iter_mut().for_each(|x| *x = (f64::from(*x) * by) as f32);
     });
@@ -146,8 +145,8 @@ pub(crate) fn gradient_exponent(mechanism: &Mechanism, call: &Call<'_>, dout: Vi
     }
     let sides = [Masked::of_queries(call, dout), Masked::values(call)];
     let largest = |side: Masked<'_>| {
-        let slices = (0..side.slices()).into_par_iter();
-        f64::from(slices.map(|slice| side.largest(call.level, slice)).reduce(|| 0.0, f32::max))
+        let largest = parallel::map(0..side.slices(), |slice| side.largest(call.level, slice));
+        f64::from(largest.into_iter().fold(0.0, f32::max))
     };
     let [g, v] = sides.map(largest);
     let exponent = product_exponent(g, v);

@@ -11,8 +11,6 @@ mod support;
 mod tokens;
 mod uniform;
 
-use rayon::prelude::*;
-
 pub use self::paged::{PagedCache, SequenceId};
 use self::{
     reach::{keeps_rows, sums_over_rows},
@@ -26,7 +24,7 @@ use crate::{
     engine::check_row,
     mechanism::Form,
     memory::{self, check_memory},
-    range,
+    parallel, range,
     simd::{Level, rows::max_abs},
     structure::{
         clustered::{Past, Routed},
@@ -392,8 +390,8 @@ impl Cache {
             Some(out) => out.chunks_exact_mut(new * dim).map(Some).collect(),
             None => pasts.iter().map(|_| None).collect(),
         };
-        let slices = pasts.par_iter_mut().zip(&mut rows).zip(sums.par_chunks_exact_mut(1 + dim)).enumerate();
-        slices.for_each(|(slice, ((past, out), sums))| {
+        let slices = pasts.iter_mut().zip(&mut rows).zip(sums.chunks_exact_mut(1 + dim)).enumerate();
+        parallel::each(slices, |(slice, ((past, out), sums))| {
             for n in 0..new {
                 let wanted = out.is_some() && tokens.keeps_query(slice / heads, n);
                 sums.fill(0.0);

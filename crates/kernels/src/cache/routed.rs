@@ -1,11 +1,10 @@
 //! Decoding with causal segments: a token looks at its own segment, at the means of what came before, and at the keys of its routes.
 
-use rayon::prelude::*;
-
 use super::{Cache, Tokens, part};
 use crate::{
     Mechanism, Parameter, Shape,
     mechanism::{Normalisation, Score, Series, Ssa, Structure},
+    parallel,
     structure::clustered::Routed,
 };
 
@@ -44,11 +43,11 @@ impl Cache {
             past.push(at, codebook, [k, v], tokens.keeps_key(slice / heads, n));
         };
         let Some(out) = out else {
-            let pasts = self.routed.par_iter_mut().enumerate();
-            return pasts.for_each(|(at, past)| (0..new).for_each(|n| take(n, at * serves, past)));
+            let pasts = self.routed.iter_mut().enumerate();
+            return parallel::each(pasts, |(at, past)| (0..new).for_each(|n| take(n, at * serves, past)));
         };
         for n in 0..new {
-            self.routed.par_iter_mut().enumerate().for_each(|(at, past)| take(n, at * serves, past));
+            parallel::each(self.routed.iter_mut().enumerate(), |(at, past)| take(n, at * serves, past));
             self.rows_of_routed((m, serves), (n, tokens), out);
         }
     }
@@ -62,8 +61,8 @@ impl Cache {
         let (scale, gamma) =
             (self.mechanism.score.value(Parameter::Scale, head_dim, heads), self.mechanism.series.gamma());
         let routed = &self.routed;
-        let rows = out.par_chunks_exact_mut(new * value_dim).zip(self.sums.par_chunks_exact_mut(1 + value_dim));
-        rows.enumerate().for_each(|(slice, (rows, sums))| {
+        let rows = out.chunks_exact_mut(new * value_dim).zip(self.sums.chunks_exact_mut(1 + value_dim));
+        parallel::each(rows.enumerate(), |(slice, (rows, sums))| {
             let (head, row) = (slice % heads, &mut rows[n * value_dim..][..value_dim]);
             if !tokens.keeps_query(slice / heads, n) {
                 return row.fill(0.0);

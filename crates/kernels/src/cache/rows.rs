@@ -2,14 +2,12 @@
 
 use std::{borrow::Cow, ops::Range, sync::Arc};
 
-use rayon::prelude::*;
-
 use super::reach::{CHUNK, Reach};
 use crate::{
     Extras, Mechanism, Parameter, Result, Shape,
     engine::{self, LEAST_SUM},
     mechanism::{Bias, Factor, Form, Infsa, Normalisation},
-    range,
+    parallel, range,
     score::{builtin, gate, map::Map, tiles::TileScore},
     simd::{Level, rows},
     structure::dense::Decoder,
@@ -179,8 +177,8 @@ impl<'a> Rows<'a> {
     ) {
         let Shape { heads, head_dim, value_dim, .. } = self.token;
         let Queries { q, tokens, all, keep } = queries;
-        let slices = out.par_chunks_exact_mut(all * value_dim).zip(norms).enumerate();
-        slices.for_each_init(Buffers::default, |buffers, (slice, (out, norm))| {
+        let slices = out.chunks_exact_mut(all * value_dim).zip(norms).enumerate();
+        parallel::each_with(1, slices, Buffers::default, |buffers, (slice, (out, norm))| {
             let (past, first) = past(slice);
             for n in tokens.clone() {
                 let out = &mut out[n * value_dim..][..value_dim];

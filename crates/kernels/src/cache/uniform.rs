@@ -1,16 +1,14 @@
 //! Decoding of `uniform`: the sum of the values so far.
 
-use rayon::prelude::*;
-
 use super::{Cache, Tokens, part};
-use crate::Shape;
+use crate::{Shape, parallel};
 
 impl Cache {
     /// Takes the tokens in and writes their rows, where they are asked for, one after the other.
     pub(super) fn attend_uniform(&mut self, tokens: &Tokens<'_>, mut out: Option<&mut [f32]>) {
         let Shape { heads, value_dim, .. } = self.token;
         let (new, sharing) = (tokens.new, self.sharing);
-        let sums = self.sums.par_chunks_exact_mut(1 + value_dim).enumerate();
+        let sums = self.sums.chunks_exact_mut(1 + value_dim).enumerate();
         let take = |slice: usize, sums: &mut [f64], mut rows: Option<&mut [f32]>| {
             for n in 0..new {
                 if tokens.keeps_key(slice / heads, n) {
@@ -24,10 +22,11 @@ impl Cache {
             }
         };
         match &mut out {
-            Some(out) => sums
-                .zip(out.par_chunks_exact_mut(new * value_dim))
-                .for_each(|((slice, sums), rows)| take(slice, sums, Some(rows))),
-            None => sums.for_each(|(slice, sums)| take(slice, sums, None)),
+            Some(out) => {
+                let slices = sums.zip(out.chunks_exact_mut(new * value_dim));
+                parallel::each(slices, |((slice, sums), rows)| take(slice, sums, Some(rows)));
+            }
+            None => parallel::each(sums, |(slice, sums)| take(slice, sums, None)),
         }
     }
 }

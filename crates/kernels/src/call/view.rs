@@ -6,10 +6,11 @@ use std::{
     sync::atomic::{AtomicUsize, Ordering},
 };
 
-use rayon::prelude::*;
-
 use super::Strided;
-use crate::{Element, Error, Result, parallel::Parts};
+use crate::{
+    Element, Error, Result,
+    parallel::{self, Parts},
+};
 
 /// Where the rows of a tensor lie.
 #[derive(Debug, Clone, Copy)]
@@ -171,7 +172,7 @@ impl<'a, T: Element> View<'a, T> {
         if self.layout.len() == 0 {
             return;
         }
-        into.par_chunks_mut(tokens * channels).enumerate().for_each(|(slice, into)| {
+        parallel::each(into.chunks_mut(tokens * channels).enumerate(), |(slice, into)| {
             let rows = self.slice(slice);
             for (token, into) in into.chunks_exact_mut(channels).enumerate() {
                 into.iter_mut().zip(rows.row(token)).for_each(|(into, x)| *into = x.widen());
@@ -312,10 +313,13 @@ impl<'a, T: Element> Target<'a, T> {
         /// Rows from which on another thread is worth it.
         const GRAIN: usize = 64;
         let (all, tokens) = (&*self, self.layout.tokens);
-        (0..all.layout.slices() * tokens).into_par_iter().with_min_len(GRAIN).for_each(|row| {
-            let (slice, token) = (row / tokens, row % tokens);
-            // SAFETY: every row is visited once, and `self` is borrowed for it alone.
-            f(slice, token, unsafe { all.row(slice, token) });
+        let rows = all.layout.slices() * tokens;
+        parallel::each((0..rows).step_by(GRAIN), |from| {
+            for row in from..(from + GRAIN).min(rows) {
+                let (slice, token) = (row / tokens, row % tokens);
+                // SAFETY: every row is visited once, and `self` is borrowed for it alone.
+                f(slice, token, unsafe { all.row(slice, token) });
+            }
         });
     }
 

@@ -2,7 +2,6 @@
 //! pseudo-inverse. "Nyströmformer: A Nyström-Based Algorithm for Approximating Self-Attention", eq. 13.
 
 use faer::Mat;
-use rayon::prelude::*;
 
 use super::{
     graph::Graph,
@@ -13,6 +12,7 @@ use crate::{
     call::{Call, View},
     linalg::pseudo_inverse::PseudoInverse,
     mechanism::{InverseGradient, Nystrom},
+    parallel,
 };
 
 /// What a call does and needs; `pairs` is the plan of all pairs.
@@ -72,7 +72,7 @@ impl Landmarks {
         let count = windows.len();
         let mut made = Self { members, alive, count, rows: vec![0.0; batch * heads * count * dim], heads, tokens, dim };
         let mut rows = std::mem::take(&mut made.rows);
-        rows.par_chunks_mut(count * dim).enumerate().for_each(|(slice, rows)| {
+        parallel::each(rows.chunks_mut(count * dim).enumerate(), |(slice, rows)| {
             let x = &x[slice * tokens * dim..][..tokens * dim];
             for (row, window) in rows.chunks_exact_mut(dim).zip(made.windows(slice)) {
                 let mean =
@@ -97,16 +97,14 @@ impl Landmarks {
     /// Adds the gradient of the landmarks to that of the tokens.
     fn backward(&self, rows: &[f32], dx: &mut [f32]) {
         let Self { tokens, dim, count, .. } = *self;
-        dx.par_chunks_mut(tokens * dim).zip(rows.par_chunks(count * dim)).enumerate().for_each(
-            |(slice, (dx, rows))| {
-                for (row, window) in rows.chunks_exact(dim).zip(self.windows(slice)) {
-                    for &token in window {
-                        let dx = &mut dx[token * dim..][..dim];
-                        dx.iter_mut().zip(row).for_each(|(dx, row)| *dx += row / window.len() as f32);
-                    }
+        parallel::each(dx.chunks_mut(tokens * dim).zip(rows.chunks(count * dim)).enumerate(), |(slice, (dx, rows))| {
+            for (row, window) in rows.chunks_exact(dim).zip(self.windows(slice)) {
+                for &token in window {
+                    let dx = &mut dx[token * dim..][..dim];
+                    dx.iter_mut().zip(row).for_each(|(dx, row)| *dx += row / window.len() as f32);
                 }
-            },
-        );
+            }
+        });
     }
 }
 
@@ -156,7 +154,7 @@ pub(super) fn with<R>(
         let entry = |i: usize, j: usize| f64::from(weights[i * columns.count + j]) + ridge(i, j);
         PseudoInverse::new(Mat::from_fn(rows.count, columns.count, entry), structure.newton_iterations)
     };
-    let inverses: Vec<_> = weights.par_chunks(rows.count * columns.count).enumerate().map(invert).collect();
+    let inverses = parallel::map(weights.chunks(rows.count * columns.count).enumerate(), invert);
     if inverses.iter().any(|inverse| !inverse.result().is_all_finite()) {
         return Err(Error::Diverged { mechanism: m.id() });
     }
@@ -213,8 +211,8 @@ impl FactorsHop<'_> {
         let (dim, [from, to]) = (self.shape.value_dim, [self.rows.count, self.columns.count]);
         let [from, to] = if transposed { [to, from] } else { [from, to] };
         let mut out = vec![0.0; self.shape.slices() * to * dim];
-        let slices = out.par_chunks_mut(to * dim).zip(x.par_chunks(from * dim)).zip(&self.inverses);
-        slices.for_each(|((out, x), inverse)| {
+        let slices = out.chunks_mut(to * dim).zip(x.chunks(from * dim)).zip(&self.inverses);
+        parallel::each(slices, |((out, x), inverse)| {
             let z = if transposed { inverse.result().transpose() } else { inverse.result() };
             let y = z * Mat::from_fn(from, dim, |i, c| f64::from(x[i * dim + c]));
             out.iter_mut().enumerate().for_each(|(at, out)| *out = y[(at / dim, at % dim)] as f32);
@@ -226,8 +224,8 @@ impl FactorsHop<'_> {
     fn of_inverse(&self, x: &[f32], dy: &[f32]) -> Vec<f32> {
         let (dim, [rows, columns]) = (self.shape.value_dim, [self.rows.count, self.columns.count]);
         let mut da = vec![0.0; self.weights.len()];
-        let slices = da.par_chunks_mut(rows * columns).zip(x.par_chunks(rows * dim)).zip(dy.par_chunks(columns * dim));
-        slices.zip(&self.inverses).for_each(|(((da, x), dy), inverse)| {
+        let slices = da.chunks_mut(rows * columns).zip(x.chunks(rows * dim)).zip(dy.chunks(columns * dim));
+        parallel::each(slices.zip(&self.inverses), |(((da, x), dy), inverse)| {
             let matrix = |x: &[f32], rows: usize| Mat::from_fn(rows, dim, |i, c| f64::from(x[i * dim + c]));
             let d = inverse.gradient(matrix(dy, columns) * matrix(x, rows).transpose(), self.implicit);
             da.iter_mut().enumerate().for_each(|(at, da)| *da = d[(at / columns, at % columns)] as f32);

@@ -2,8 +2,6 @@
 
 use std::ops::Range;
 
-use rayon::prelude::*;
-
 use super::{
     bias::{BiasSums, Sums},
     columns::Block,
@@ -16,6 +14,7 @@ use crate::{
     Parameter, Shape,
     call::TokenRows,
     mechanism::Normalisation,
+    parallel,
     score::{contract::MOST_PARAMETERS, map::Map},
     structure::dense::{contractions, padded},
 };
@@ -92,7 +91,7 @@ impl Graph<'_> {
             return OfScore { parameters, bias: of_bias.into_iter().collect() };
         }
         let tasks = head.blocks.chunks(count).zip(split_tasks(&head.blocks, dq, per_row, count));
-        let tasks: Vec<_> = tasks.zip(split_pairs(head, count, pairs, seq_kv)).collect();
+        let tasks = tasks.zip(split_pairs(head, count, pairs, seq_kv));
         let task = |((blocks, dq), pairs): Task<'_>| {
             let columns = columns_of(blocks);
             let [mut dk, mut dv] =
@@ -100,7 +99,7 @@ impl Graph<'_> {
             let of_score = run(blocks, dq, (columns.start, [&mut dk, &mut dv]), pairs);
             (columns.start, [dk, dv], of_score)
         };
-        let done: Vec<_> = tasks.into_par_iter().map(task).collect();
+        let done = parallel::map(tasks, task);
         let mut all = OfScore::default();
         for (first, parts, of_score) in done {
             for (to, part) in [&mut *dk, &mut *dv].into_iter().zip(parts) {

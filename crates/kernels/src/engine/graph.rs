@@ -2,8 +2,6 @@
 
 use std::sync::{Arc, OnceLock};
 
-use rayon::prelude::*;
-
 use super::{
     bias::{OfBias, PairBias, slices_at_once},
     columns::Block,
@@ -23,6 +21,7 @@ use crate::{
     Error, Mechanism, Parameter, Result, Shape,
     call::{Call, TokenRows, cluster_plan::HeadPlan},
     mechanism::{Estimator, Normalisation, Structure, Whitened, Whitening},
+    parallel,
     score::{builtin, map::Map, tiles::TileScore},
     structure::{clustered, dense::padded},
 };
@@ -110,13 +109,13 @@ impl<'a> Graph<'a> {
                         false => Head::clustered(tokens, plan, &ssa, causal, logits(slice)),
                     }
                 };
-                (0..shape.slices()).into_par_iter().map(head).collect()
+                parallel::map(0..shape.slices(), head)
             }
             structure => {
                 let dense = if let Structure::Dense(dense) = structure { dense.clone() } else { Default::default() };
                 let sight = Sight::dense(&dense, &shape, causal);
                 let head = |slice: usize| Head::dense(Slice::of(call, slice), sight, logits(slice));
-                (0..shape.slices()).into_par_iter().map(head).collect()
+                parallel::map(0..shape.slices(), head)
             }
         };
         let weighed = (0..shape.slices()).map(|_| OnceLock::new()).collect();
@@ -151,9 +150,13 @@ impl<'a> Graph<'a> {
         is_streamed(&self.m.normalisation)
     }
 
-    /// Blocks that are worth a task: those of a head where there are heads for all threads.
-    fn grain(&self) -> usize {
-        if self.call.shape.slices() >= TASKS { usize::MAX } else { 1 }
+    /// What `make` makes of a head's blocks, on other threads too where there are not heads for all of them.
+    fn map_blocks<B: Send, R: Send>(
+        &self,
+        blocks: impl Iterator<Item = B> + Send,
+        make: impl Fn(B) -> R + Sync,
+    ) -> Vec<R> {
+        if self.call.shape.slices() >= TASKS { blocks.map(make).collect() } else { parallel::map(blocks, make) }
     }
 
     /// The logarithms of the sums of the rows of `sweep`'s head.
@@ -163,11 +166,7 @@ impl<'a> Graph<'a> {
 
     /// The means and variances of the rows of `sweep`'s head.
     fn row_moments(&self, sweep: Sweep<'_>) -> Vec<Moments> {
-        let rows: Vec<_> = {
-            let blocks = sweep.head.blocks.par_iter().with_min_len(self.grain());
-            blocks.map(|block| sweep.row_moments(block)).collect()
-        };
-        rows.into_iter().flatten().collect()
+        self.map_blocks(sweep.head.blocks.iter(), |block| sweep.row_moments(block)).concat()
     }
 
     /// The sums of the rows of `sweep`'s head, and `sums` in units of these: [`Sweep::rows`] of all blocks.
@@ -175,10 +174,8 @@ impl<'a> Graph<'a> {
         let how = summed(&self.m.normalisation);
         let stride = v.len() / sweep.head.keys.len().max(1);
         let parts = split(&sweep.head.blocks, sums, stride);
-        let rows = |(block, part): (&Block, &mut [f32])| sweep.rows(block, how, v, part);
         // Blocks are in the order of the rows.
-        let rows: Vec<_> = sweep.head.blocks.par_iter().zip(parts).with_min_len(self.grain()).map(rows).collect();
-        rows.into_iter().flatten().collect()
+        self.map_blocks(sweep.head.blocks.iter().zip(parts), |(block, part)| sweep.rows(block, how, v, part)).concat()
     }
 
     /// What makes weights of a slice's values.
@@ -268,8 +265,7 @@ impl<'a> Graph<'a> {
         let weights = &self.weighed(slice).weights;
         rows.fill(0.0);
         let parts = split(&head.blocks, rows, stride);
-        let blocks = head.blocks.par_iter().zip(parts).with_min_len(self.grain());
-        blocks.for_each(|(block, part)| sweep.apply(block, weights, values, part));
+        self.map_blocks(head.blocks.iter().zip(parts), |(block, part)| sweep.apply(block, weights, values, part));
         if let Some(routes) = &head.routes {
             routes.gather(rows, stride);
         }
@@ -298,8 +294,8 @@ impl Hop for Graph<'_> {
     fn apply(&self, x: &[f32], out: &mut [f32]) {
         let s = self.call.shape;
         let dim = s.value_dim;
-        let slices = out.par_chunks_mut(s.seq_q * dim).zip(x.par_chunks(s.seq_kv * dim)).enumerate();
-        slices.for_each(|(slice, (out, x))| {
+        let slices = out.chunks_mut(s.seq_q * dim).zip(x.chunks(s.seq_kv * dim)).enumerate();
+        parallel::each(slices, |(slice, (out, x))| {
             let head = &self.heads[slice];
             let values = head.of_columns(TokenRows::in_one_piece(x, dim));
             let values = self.pool.aligned(&values);
@@ -322,8 +318,8 @@ impl Hop for Graph<'_> {
         let s = self.call.shape;
         let dim = s.value_dim;
         out.fill(0.0);
-        let slices = out.par_chunks_mut(s.seq_kv * dim).zip(y.par_chunks(s.seq_q * dim)).enumerate();
-        slices.for_each(|(slice, (out, y))| {
+        let slices = out.chunks_mut(s.seq_kv * dim).zip(y.chunks(s.seq_q * dim)).enumerate();
+        parallel::each(slices, |(slice, (out, y))| {
             let head = &self.heads[slice];
             let mut dv = self.pool.zeros(head.keys.len() * padded(dim));
             self.transpose_slice(slice, &head.of_rows(TokenRows::in_one_piece(y, dim)), dim, &mut dv);
@@ -344,9 +340,9 @@ impl Hop for Graph<'_> {
         for (wave, (((dx, dq), dk), parameters)) in waves.enumerate() {
             let first = wave * at_once;
             let pairs = of_bias.pairs(&s, first, parameters.len());
-            let slices = dx.par_chunks_mut(dx_len).zip(dq.par_chunks_mut(dq_len)).zip(dk.par_chunks_mut(dk_len));
-            let slices = slices.zip(parameters.par_iter_mut()).zip(pairs).enumerate();
-            let sums = slices.map(|(n, ((((dx, dq), dk), parameters), pairs))| {
+            let slices = dx.chunks_mut(dx_len).zip(dq.chunks_mut(dq_len)).zip(dk.chunks_mut(dk_len));
+            let slices = slices.zip(parameters.iter_mut()).zip(pairs).enumerate();
+            let sums = parallel::map(slices, |(n, ((((dx, dq), dk), parameters), pairs))| {
                 let slice = first + n;
                 let of_slice = [(x, s.seq_kv), (y, s.seq_q), (dout, s.seq_q)];
                 let of_slice = of_slice.map(|(x, seq)| &x[slice * seq * s.value_dim..][..seq * s.value_dim]);
@@ -354,7 +350,7 @@ impl Hop for Graph<'_> {
                 parameters.iter_mut().zip(of_score.parameters).for_each(|(sum, x)| *sum += x);
                 of_score.bias
             });
-            for (slice, sums) in (first..).zip(sums.collect::<Vec<_>>()) {
+            for (slice, sums) in (first..).zip(sums) {
                 of_bias.add(&s, slice, &self.heads[slice].queries, &sums);
             }
         }

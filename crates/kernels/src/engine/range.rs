@@ -1,12 +1,11 @@
 //! What f32 has room for in a composition: calls whose scores leave it are refused, in words that name the tensor.
 
-use rayon::prelude::*;
-
 use super::graph::parameter;
 use crate::{
     Error, Mechanism, Parameter, Result, Shape,
     call::{Call, magnitude::largest},
     mechanism::{Manifold, Score},
+    parallel,
     range::largest_landmark,
 };
 
@@ -40,9 +39,8 @@ struct Bound {
 
 /// Whether f32 has room for what the score makes of the queries and keys that count.
 pub(super) fn check(call: &Call<'_>, m: &Mechanism) -> Result<()> {
-    let slices = (0..call.shape.slices()).into_par_iter();
     // The first slice that does not fit is named, whatever the threads.
-    slices.map(|slice| check_slice(call, m, slice)).find_first(Result::is_err).unwrap_or(Ok(()))
+    parallel::map(0..call.shape.slices(), |slice| check_slice(call, m, slice)).into_iter().collect()
 }
 
 fn check_slice(call: &Call<'_>, m: &Mechanism, slice: usize) -> Result<()> {

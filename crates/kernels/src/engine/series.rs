@@ -1,8 +1,6 @@
 //! Series over a hop: one, several, or all of them. Nothing here knows what a hop is made of.
 
-use rayon::prelude::*;
-
-use crate::{Convergence, Error, Parameter, Result, Shape, mechanism::Series};
+use crate::{Convergence, Error, Parameter, Result, Shape, mechanism::Series, parallel};
 
 /// One application of an operator `W` that queries and keys fix.
 pub(super) trait Hop: Sync {
@@ -205,9 +203,10 @@ impl<H: Hop> Sum<'_, H> {
                 self.hop.apply(&input, &mut next)
             }
             self.scale(&mut next);
-            let slices = all.par_iter_mut().zip(y.par_chunks_mut(len)).zip(next.par_chunks_mut(len));
-            let slices = slices.zip(x.par_chunks(len).zip(input.par_chunks_mut(len))).enumerate();
-            slices.filter(|(_, (((p, _), _), _))| p.settled < rows).for_each(
+            let slices = all.iter_mut().zip(y.chunks_mut(len)).zip(next.chunks_mut(len));
+            let slices = slices.zip(x.chunks(len).zip(input.chunks_mut(len))).enumerate();
+            parallel::each(
+                slices.filter(|(_, (((p, _), _), _))| p.settled < rows),
                 |(slice, (((p, y), next), (x, input)))| {
                     let kept = p.settled * s.value_dim;
                     next[..kept].copy_from_slice(&y[..kept]);
@@ -287,14 +286,14 @@ impl<H: Hop> Sum<'_, H> {
 
     fn each_mut(&self, x: &mut [f32], f: impl Fn(&mut f32, f64) + Sync) {
         let len = x.len() / self.hop.shape().slices();
-        let slices = x.par_chunks_mut(len.max(1)).enumerate();
-        slices.for_each(|(slice, x)| x.iter_mut().for_each(|x| f(x, self.head(slice))));
+        let slices = x.chunks_mut(len.max(1)).enumerate();
+        parallel::each(slices, |(slice, x)| x.iter_mut().for_each(|x| f(x, self.head(slice))));
     }
 
     fn each(&self, x: &mut [f32], y: &[f32], f: impl Fn(&mut f32, f32, f64) + Sync) {
         let len = (x.len() / self.hop.shape().slices()).max(1);
-        let slices = x.par_chunks_mut(len).zip(y.par_chunks(len)).enumerate();
-        slices.for_each(|(slice, (x, y))| x.iter_mut().zip(y).for_each(|(x, &y)| f(x, y, self.head(slice))));
+        let slices = x.chunks_mut(len).zip(y.chunks(len)).enumerate();
+        parallel::each(slices, |(slice, (x, y))| x.iter_mut().zip(y).for_each(|(x, &y)| f(x, y, self.head(slice))));
     }
 
     /// `<x, y>` of every head, summed over the batch.

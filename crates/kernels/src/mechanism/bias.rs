@@ -1,7 +1,6 @@
 //! The additive bias: what is added to the logits of pairs for where their tokens are.
 
 use derive_setters::Setters;
-use rayon::prelude::*;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
@@ -9,7 +8,7 @@ use super::{
     parse::{fields_of, kind_of, unknown_kind},
     valid::check,
 };
-use crate::{Error, Result, Shape};
+use crate::{Error, Result, Shape, parallel};
 
 /// What is added to the logarithms of affinities, or, of scores that are no exponentials, to their logits before the activation. The
 /// numbers are the parameter [`crate::Parameter::Bias`], which has a gradient; where one is `-inf` there is no pair.
@@ -189,9 +188,9 @@ impl Bias {
         };
         let range = least..=MOST;
         // Without a way out, so that the compiler makes vectors of it: there may be a number for every pair.
-        let fits = |x: &&[f32]| x.iter().fold(true, |fits, x| fits & range.contains(x));
-        let chunks = values.par_chunks(1 << 14);
-        let misfit = chunks.find_first(|x| !fits(x)).and_then(|x| x.iter().find(|x| !range.contains(x)));
+        let fits = |x: &[f32]| x.iter().fold(true, |fits, x| fits & range.contains(x));
+        let fit = parallel::map(values.chunks(1 << 14), fits).into_iter().all(|fits| fits);
+        let misfit = if fit { None } else { values.iter().find(|x| !range.contains(x)) };
         misfit.map_or(Ok(()), |x| check("bias", x, false, expected))
     }
 

@@ -1,12 +1,11 @@
 //! Solves `Y = M (V + Y)` for all heads together: every iteration is one forward stream over those not done yet.
 
-use rayon::prelude::*;
-
 use super::resolvent::{limit, not_converged};
 use crate::{
     Precision, Result, Shape,
     call::{Call, Target, View},
     mechanism::InfsaResolvent,
+    parallel,
     scratch::{cut, scratch_len},
     structure::dense::{self, Unit},
 };
@@ -114,9 +113,9 @@ impl Solver<'_> {
 
     fn start(&self, buffers: &mut Buffers<'_>, hop: &mut [f32], known: bool) {
         let (shape, infsa) = (self.call.shape, self.m.hop());
-        let slices = buffers.progress.par_iter_mut().zip(buffers.logit.par_iter_mut()).zip(hop.par_chunks_mut(2));
-        let inputs = buffers.input.par_chunks_mut(shape.seq_q * shape.value_dim);
-        slices.zip(inputs).enumerate().for_each(|(slice, (((p, logit), hop), input))| {
+        let slices = buffers.progress.iter_mut().zip(buffers.logit.iter_mut()).zip(hop.chunks_mut(2));
+        let inputs = buffers.input.chunks_mut(shape.seq_q * shape.value_dim);
+        parallel::each(slices.zip(inputs).enumerate(), |(slice, (((p, logit), hop), input))| {
             if !known {
                 hop[0] = dense::exponent(self.call, &infsa, slice);
             }
@@ -148,10 +147,10 @@ impl Solver<'_> {
         let shape = self.call.shape;
         let len = shape.seq_q * shape.value_dim;
         let Buffers { progress, columns, input, next, residual, .. } = buffers;
-        let heads = progress.par_iter_mut().zip(y.par_chunks_mut(len)).zip(input.par_chunks_mut(len));
-        let heads = heads.zip(next.par_chunks_mut(len)).zip(residual.par_chunks_mut(len));
-        let heads = heads.zip(columns.par_chunks_mut(2 * shape.value_dim)).enumerate();
-        heads.for_each(|(slice, (((((p, y), input), next), residual), columns))| {
+        let heads = progress.iter_mut().zip(y.chunks_mut(len)).zip(input.chunks_mut(len));
+        let heads = heads.zip(next.chunks_mut(len)).zip(residual.chunks_mut(len));
+        let heads = heads.zip(columns.chunks_mut(2 * shape.value_dim)).enumerate();
+        parallel::each(heads, |(slice, (((((p, y), input), next), residual), columns))| {
             if self.done(p) {
                 return;
             }

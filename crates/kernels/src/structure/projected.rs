@@ -1,11 +1,9 @@
 //! Tokens mapped to a fixed number of combinations of all of them, and what flows back. "Linformer: Self-Attention with Linear
 //! Complexity", eq. 7: the pairs of queries and projected keys are any dense structure's.
 
-use rayon::prelude::*;
-
 use super::dense::padded;
 use crate::{
-    parallel::{for_each_item, workers},
+    parallel::{self, for_each_item, workers},
     scratch::{cut, scratch_len},
     simd::{
         Level,
@@ -168,7 +166,7 @@ impl Projection<'_> {
             }
         });
         let sums = &*sums;
-        dmap.par_chunks_exact_mut(columns).enumerate().for_each(|(row, dmap)| {
+        parallel::each(dmap.chunks_exact_mut(columns).enumerate(), |(row, dmap)| {
             let (map, row) = (row / count, row % count);
             let column = sums[map * tokens * stride..][row..].iter().step_by(stride);
             let (read, beyond) = dmap.split_at_mut(tokens);

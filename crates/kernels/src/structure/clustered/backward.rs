@@ -4,7 +4,6 @@
 use std::ops::Range;
 
 use pulp::{Simd, WithSimd};
-use rayon::prelude::*;
 
 use super::{
     Case,
@@ -19,7 +18,7 @@ use crate::{
     Gradients, Result, Shape,
     call::{Call, Saved, cluster_plan::log2_weight},
     mechanism::Ssa,
-    parallel::{Parts, for_each, workers},
+    parallel::{self, Parts, for_each, workers},
     scratch::{cut, scratch_len},
     structure::dense::{Head, KEYS, QUERIES, Rows, dots_in_order, padded},
 };
@@ -102,7 +101,7 @@ struct Passed {
 impl Passed {
     fn new(call: &Call<'_>, case: &Case) -> Self {
         let (mut far, mut far_at, mut edges_at) = (Vec::new(), Vec::new(), vec![0]);
-        let by_key: Vec<_> = case.graphs.par_iter().map(Graph::edges_by_key).collect();
+        let by_key = parallel::map(case.graphs.iter(), Graph::edges_by_key);
         let mut start = 0;
         for (slice, graph) in case.graphs.iter().enumerate() {
             edges_at.push(edges_at[slice] + by_key[slice].1.len());

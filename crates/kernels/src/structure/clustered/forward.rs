@@ -2,7 +2,6 @@
 //! then mean tokens, then sampled edges, all into one running softmax per query.
 
 use pulp::{Simd, WithSimd};
-use rayon::prelude::*;
 
 use super::{
     Case,
@@ -15,7 +14,7 @@ use crate::{
     Result, Shape,
     call::{Call, cluster_plan::log2_weight},
     mechanism::Ssa,
-    parallel::{Parts, for_each, workers},
+    parallel::{self, Parts, for_each, workers},
     score::Exp,
     scratch::{cut, scratch_len},
     simd::product::Right,
@@ -34,12 +33,9 @@ pub(crate) fn forward(call: &Call<'_>, m: &Ssa, out: &mut [f32], stats: &mut [f3
         out.fill(0.0);
         lse.fill(f64::NEG_INFINITY);
     }
-    let far: Vec<Option<Far>> = case
-        .graphs
-        .par_iter()
-        .enumerate()
-        .map(|(slice, graph)| case.has_far().then(|| Far::new(graph, &Head::of(call, slice))))
-        .collect();
+    let far = parallel::map(case.graphs.iter().enumerate(), |(slice, graph)| {
+        case.has_far().then(|| Far::new(graph, &Head::of(call, slice)))
+    });
     let tasks: Vec<(usize, Run)> = (0..case.graphs.len())
         .flat_map(|slice| runs(&case.graphs[slice].queries, QUERIES).into_iter().map(move |run| (slice, run)))
         .collect();

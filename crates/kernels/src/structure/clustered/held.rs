@@ -1,12 +1,12 @@
 //! A run of queries as the backward pass holds it, and the products of a tile of keys with it.
 
 use pulp::{Simd, WithSimd};
-use rayon::prelude::*;
 
 use super::{forward::pack, graph::Window};
 use crate::{
     Shape,
     call::{Saved, View},
+    parallel,
     score::Exp,
     scratch::cut,
     simd::product::{Add, Left, Right, Size, Store, add_product, product, store_product},
@@ -29,10 +29,12 @@ impl<'a> Finished<'a> {
     /// `shift` and `factor` are room for a number per row.
     pub fn new(saved: &Saved<'a>, [shift, factor]: [&'a mut [f32]; 2]) -> Self {
         let logs = LogSums::of(saved.stats);
-        let rows = shift.par_iter_mut().zip(&mut *factor).enumerate();
-        // A row without entries has no pair that its terms could enter.
-        rows.with_min_len(QUERIES).for_each(|(row, (shift, factor))| {
-            (*shift, *factor) = logs.split(row).unwrap_or((0.0, 1.0));
+        let rows = shift.chunks_mut(QUERIES).zip(factor.chunks_mut(QUERIES)).enumerate();
+        parallel::each(rows, |(chunk, (shift, factor))| {
+            for (row, (shift, factor)) in (chunk * QUERIES..).zip(shift.iter_mut().zip(factor)) {
+                // A row without entries has no pair that its terms could enter.
+                (*shift, *factor) = logs.split(row).unwrap_or((0.0, 1.0));
+            }
         });
         Self { out: saved.out, dout: saved.dout, shift, factor }
     }

@@ -31,13 +31,12 @@ pub(crate) use plan::plan;
 pub(crate) use planner::plan as make;
 pub(crate) use segmented::Routed;
 
-use rayon::prelude::*;
-
 use self::graph::{Graph, Window};
 use crate::{
     Result,
     call::{Call, cluster_plan::HeadPlan},
     mechanism::{Estimator, Ssa},
+    parallel,
 };
 
 /// What forward and backward pass have in common.
@@ -65,7 +64,7 @@ impl Case {
         };
         let scale = m.scale.unwrap_or((shape.head_dim as f64).powf(-0.5));
         Ok(Self {
-            graphs: plan.heads.into_par_iter().enumerate().map(graph).collect(),
+            graphs: parallel::map(plan.heads.into_iter().enumerate(), graph),
             scale: scale as f32,
             logit: (scale * std::f64::consts::LOG2_E) as f32,
             centroid: m.estimator == Estimator::Centroid,

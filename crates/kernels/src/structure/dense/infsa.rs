@@ -5,8 +5,6 @@
 //! worked on in units of its own, by the tokens up to it, so that no later token changes a bit of it; its norm is saved in
 //! units of the whole head.
 
-use rayon::prelude::*;
-
 use super::{
     backward::{self, Sums, Targets, Terms},
     bf16, forward,
@@ -18,7 +16,7 @@ use crate::{
     Parameter, Precision, Result, Shape,
     call::{Call, GradientTargets, Saved, Target, magnitude},
     mechanism::{Activation, Infsa},
-    range, rescale,
+    parallel, range, rescale,
     score::{Abs, Gelu, Relu},
     scratch::{cut, scratch_len},
     simd::bf16::Bf16Products,
@@ -177,18 +175,18 @@ pub(crate) fn infsa_forward(
     let ([logit, squares, slices, rows], work) = cut(work, forward_sizes(&shape, m, call.mask.causal));
     let all = positions(0..shape.slices(), None, slices);
     let per_slice = 1 + norms(&shape, call.mask.causal);
-    logit.par_iter_mut().zip(stats.par_chunks_mut(per_slice)).enumerate().for_each(|(slice, (logit, stats))| {
+    parallel::each(logit.iter_mut().zip(stats.chunks_mut(per_slice)).enumerate(), |(slice, (logit, stats))| {
         stats[0] = exponent(call, m, slice);
         *logit = Unit::new(m, shape.head_dim, stats[0], call.units(slice), 1.0).logit as f32;
     });
     if by_row {
         logit.fill(1.0);
-        rows.par_chunks_mut(shape.seq_q).enumerate().for_each(|(slice, rows)| _ = write_units(call, slice, rows));
+        parallel::each(rows.chunks_mut(shape.seq_q).enumerate(), |(slice, rows)| _ = write_units(call, slice, rows));
     }
     let squares: &mut [f64] = bytemuck::cast_slice_mut(squares);
     unnormalised(call, m, (logit, rows), all, out, squares, work);
-    let slices = stats.par_chunks_mut(per_slice).zip(squares.par_chunks_mut(shape.seq_q));
-    slices.enumerate().for_each(|(slice, (stats, squares))| {
+    let slices = stats.chunks_mut(per_slice).zip(squares.chunks_mut(shape.seq_q));
+    parallel::each(slices.enumerate(), |(slice, (stats, squares))| {
         let shares = Shares::of(rows_of(rows, shape.seq_q, slice));
         squares.iter_mut().enumerate().for_each(|(i, square)| *square *= shares.at(i).powi(2));
         let (mut sum, total) = (0.0, squares.iter().sum::<f64>());
@@ -275,13 +273,13 @@ pub(crate) fn hop_backward(
     let [c, chain]: [&mut [f64]; 2] = [c, chain].map(bytemuck::cast_slice_mut);
     let per_slice = 1 + norms(&shape, call.mask.causal);
     if by_row {
-        units.par_chunks_mut(shape.seq_q).enumerate().for_each(|(slice, units)| _ = write_units(call, slice, units));
+        parallel::each(units.chunks_mut(shape.seq_q).enumerate(), |(slice, units)| _ = write_units(call, slice, units));
     }
     let units = &*units;
-    let rows = delta.par_chunks_mut(shape.seq_q).zip(factor.par_chunks_mut(shape.seq_q));
-    let factors = logit.par_iter_mut().zip(chain.par_iter_mut()).zip(value.par_iter_mut());
-    let slices = rows.zip(factors).zip(c.par_iter_mut()).zip(saved.stats.par_chunks(per_slice)).enumerate();
-    slices.for_each(|(slice, ((((delta, factor), ((logit, chain), value)), c), stats))| {
+    let rows = delta.chunks_mut(shape.seq_q).zip(factor.chunks_mut(shape.seq_q));
+    let factors = logit.iter_mut().zip(chain.iter_mut()).zip(value.iter_mut());
+    let slices = rows.zip(factors).zip(c.iter_mut()).zip(saved.stats.chunks(per_slice)).enumerate();
+    parallel::each(slices, |(slice, ((((delta, factor), ((logit, chain), value)), c), stats))| {
         let unit = Unit::new(m, shape.head_dim, stats[0], call.units(slice), gamma(call, m, slice));
         let shares = Shares::of(rows_of(units, shape.seq_q, slice));
         let peak;

@@ -4,10 +4,11 @@
 //! cent. So what its rounding left out is saved beside it. The backward pass takes the f32 nearest to the base-2 logarithm
 //! out of every pair, and what that leaves out, one factor per row, out of the output gradients.
 
-use rayon::prelude::*;
-
 use super::{contraction::contractions, head::Head};
-use crate::call::{Call, Saved};
+use crate::{
+    call::{Call, Saved},
+    parallel,
+};
 
 /// What is saved of the rows of one pass: [`SAVED`] numbers per row.
 #[derive(Clone, Copy)]
@@ -52,8 +53,8 @@ impl<'a> LogSums<'a> {
 /// What the backward stream needs to know of rows that sum to one: shift, `<dout, out>` and factor.
 pub(super) fn row_terms(call: &Call<'_>, saved: &Saved<'_>, logs: LogSums<'_>, terms: [&mut [f32]; 3]) {
     let seq = call.shape.seq_q;
-    let [shift, delta, factor] = terms.map(|x| x.par_chunks_mut(seq));
-    shift.zip(delta).zip(factor).enumerate().for_each(|(slice, ((shift, delta), factor))| {
+    let [shift, delta, factor] = terms.map(|x| x.chunks_mut(seq));
+    parallel::each(shift.zip(delta).zip(factor).enumerate(), |(slice, ((shift, delta), factor))| {
         let head = Head::of(call, slice);
         for i in 0..seq {
             // A row without keys has no pair that its terms could enter.

@@ -1,12 +1,11 @@
 //! The filter over the values: every head lays its values out on the grid and convolves them with its one kernel.
 
-use rayon::prelude::*;
-
 use super::pass::{Part, of_tokens, rows_of};
 use crate::{
     Parameter,
     call::Call,
     mechanism::{Nystrom, Soft},
+    parallel,
 };
 
 /// The filters of all heads; a width of 0 is none.
@@ -82,8 +81,7 @@ impl<'a> Filter<'a> {
         let s = &self.call.shape;
         if self.width > 0 {
             let parts = of_tokens(s.slices(), s.seq_kv).zip(rows_of(out, s.slices(), s.seq_kv, s.value_dim));
-            let parts: Vec<_> = parts.collect();
-            parts.into_par_iter().for_each(|(part, out)| self.add(&part, x, turned, out));
+            parallel::each(parts, |(part, out)| self.add(&part, x, turned, out));
         }
     }
 

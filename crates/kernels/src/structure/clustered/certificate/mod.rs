@@ -12,8 +12,6 @@
 
 mod visible;
 
-use rayon::prelude::*;
-
 use self::visible::Visible;
 use super::{
     graph::{Graph, Window},
@@ -24,6 +22,7 @@ use crate::{
     call::TokenRows,
     check,
     mechanism::{Estimator, Ssa},
+    parallel,
 };
 
 /// Tasks of a head: each takes in the keys before its own anew.
@@ -157,8 +156,7 @@ impl<'a> Rows<'a> {
             };
             groups.iter().enumerate().map(row).collect::<Vec<_>>()
         };
-        let rows = groups.par_chunks(self.shape.seq_q.div_ceil(TASKS)).enumerate().map(of_rows);
-        rows.flatten_iter().collect()
+        parallel::map(groups.chunks(self.shape.seq_q.div_ceil(TASKS)).enumerate(), of_rows).concat()
     }
 
     /// The bounds of query `i`, of cluster `a`.

@@ -1,7 +1,5 @@
 //! The labels of tokens: all at once, as they come, or segment by segment.
 
-use rayon::prelude::*;
-
 use super::{
     Head, Stage, Stream,
     kmeans::{self, Points},
@@ -11,6 +9,7 @@ use super::{
 use crate::{
     call::cluster_plan::NONE,
     mechanism::{Segments, Ssa},
+    parallel,
     simd::Level,
 };
 
@@ -70,7 +69,7 @@ impl Head<'_> {
             let tokens = &points.tokens[until(keys.start)..until(keys.end)];
             self.segment_labels(segment, Points { tokens, ..points }, stage)
         };
-        let found: Vec<_> = (0..self.segments.complete(self.seq_kv)).into_par_iter().map(of_segment).collect();
+        let found = parallel::map(0..self.segments.complete(self.seq_kv), of_segment);
         let (mut all, mut first) = (Vec::with_capacity(points.tokens.len()), 0);
         for labels in found {
             all.extend(labels.iter().map(|label| first + label));

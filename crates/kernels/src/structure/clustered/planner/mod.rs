@@ -14,8 +14,6 @@ mod routes;
 mod seen;
 pub(super) mod space;
 
-use rayon::prelude::*;
-
 use self::seen::Seen;
 pub(super) use self::{
     fit::of_segment,
@@ -31,8 +29,7 @@ use crate::{
     },
     check,
     mechanism::{ClusterOn, Estimator, Sampler, Segments, Ssa},
-    parallel::{Parts, one_per_thread},
-    range,
+    parallel, range,
     simd::{Level, rows},
 };
 
@@ -44,32 +41,20 @@ pub(crate) fn plan(call: &Call<'_>, m: &Ssa) -> Result<ClusterPlan> {
     let Shape { seq_q, seq_kv, .. } = call.shape;
     let slices = call.shape.slices();
     let make = || {
-        each(slices, |slice| range::check_clustered(call, m, slice)).into_iter().collect::<Result<()>>()?;
+        parallel::map(0..slices, |slice| range::check_clustered(call, m, slice)).into_iter().collect::<Result<()>>()?;
         let head = |slice: usize| Head::of(call, m, slice);
         if !m.routes_queries() {
-            return Ok(each(slices, |slice| head(slice).plan()));
+            return Ok(parallel::map(0..slices, |slice| head(slice).plan()));
         }
         // A codebook is a head of queries' own.
         let sharing = if call.extras.codebook.is_none() { call.sharing } else { 1 };
-        let labels = each(slices / sharing, |keys| head(keys * sharing).key_labels());
-        Ok(each(slices, |slice| head(slice).routed(labels[slice / sharing].clone())))
+        let labels = parallel::map(0..slices / sharing, |keys| head(keys * sharing).key_labels());
+        Ok(parallel::map(0..slices, |slice| head(slice).routed(labels[slice / sharing].clone())))
     };
     // Each of the hundreds of short parallel steps of k-means would wait for a thread to wake, were it started from
     // outside the pool.
     let heads = if panels::is_shared(seq_q.max(seq_kv)) { rayon::scope(|_| make()) } else { make() };
     Ok(ClusterPlan::of_heads(&call.shape, heads?))
-}
-
-/// What `make` makes of each of the numbers below `count`.
-fn each<R: Send>(count: usize, make: impl Fn(usize) -> R + Sync) -> Vec<R> {
-    let mut all: Vec<Option<R>> = (0..count).map(|_| None).collect();
-    let parts = Parts::new(&mut all);
-    one_per_thread(count, |n| {
-        // SAFETY: every number has a place of its own.
-        let place = unsafe { parts.part(n..n + 1) };
-        place[0] = Some(make(n));
-    });
-    all.into_iter().flatten().collect()
 }
 
 impl ClusterPlan {
@@ -394,7 +379,7 @@ fn gather(
         rooms.push(buffer);
         rest = others;
     }
-    rooms.into_par_iter().enumerate().with_min_len(grain).for_each(|(n, buffer)| task(n, buffer));
+    parallel::each_with(grain, rooms.into_iter().enumerate(), || (), |(), (n, buffer)| task(n, buffer));
     edges.retain(|edge| *edge != ABSENT);
     edges
 }

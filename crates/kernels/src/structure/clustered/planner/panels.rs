@@ -1,11 +1,10 @@
 //! Tokens laid out channel by channel, so that distances to one centre need no sum across a register.
 
 use pulp::{Simd, WithSimd};
-use rayon::prelude::*;
 
 use crate::{
     call::TokenRows,
-    parallel::grain,
+    parallel::{self, grain},
     simd::{
         Level,
         product::{Left, Right, Sink, Size, product, vectors, vectors_mut},
@@ -40,25 +39,29 @@ pub(super) fn scratch_len(n: usize, dim: usize) -> usize {
 impl<'a> Panels<'a> {
     /// The rows `tokens` of `x [.., dim]`, written to `buffer`.
     pub fn new(x: &[f32], dim: usize, tokens: &[u32], level: Level, buffer: &'a mut [f32]) -> Self {
-        let groups = buffer.par_chunks_mut(GROUP * dim).zip(tokens.par_chunks(GROUP));
-        groups
-            .with_min_len(grain(GROUPS))
-            .for_each(|(buffer, tokens)| transpose(TokenRows::in_one_piece(x, dim), tokens, |_| 1.0, buffer));
+        let groups = buffer.chunks_mut(GROUP * dim).zip(tokens.chunks(GROUP));
+        parallel::each_with(
+            grain(GROUPS),
+            groups,
+            || (),
+            |(), (buffer, tokens)| transpose(TokenRows::in_one_piece(x, dim), tokens, |_| 1.0, buffer),
+        );
         Self { data: buffer, n: tokens.len(), dim, level }
     }
 
     /// Takes in one more `centre`: where it is nearer (in squared distance) than `nearest`, that distance and `label` are
     /// written. Returns the sums of `nearest` over groups of [`Panels::group`] tokens.
     pub fn nearer(&self, centre: &[f32], label: u32, nearest: &mut [f32], labels: &mut [u32]) -> Vec<f64> {
-        let groups = self.data.par_chunks(GROUP * self.dim).zip(nearest.par_chunks_mut(GROUP));
-        groups
-            .zip(labels.par_chunks_mut(GROUP))
-            .with_min_len(grain(GROUPS))
-            .map(|((panels, nearest), labels)| {
+        let groups = self.data.chunks(GROUP * self.dim).zip(nearest.chunks_mut(GROUP)).zip(labels.chunks_mut(GROUP));
+        parallel::map_with(
+            grain(GROUPS),
+            groups,
+            || (),
+            |(), ((panels, nearest), labels)| {
                 self.level.dispatch(Nearer { panels, centre, label, nearest, labels });
                 sum(nearest)
-            })
-            .collect()
+            },
+        )
     }
 
     /// Tokens per sum of [`Panels::nearer`].
@@ -69,10 +72,15 @@ impl<'a> Panels<'a> {
     /// The label of the nearest of `centres [.., dim]` for every token; the first where several are nearest.
     /// `half_squares`: half the squared norms of the centres, by which products become distances.
     pub fn assign(&self, centres: &[f32], half_squares: &[f32], labels: &mut [u32]) {
-        let groups = self.data.par_chunks(GROUP * self.dim).zip(labels.par_chunks_mut(GROUP));
-        groups.with_min_len(grain(GROUPS)).for_each(|(panels, labels)| {
-            self.level.dispatch(Assign { panels, dim: self.dim, centres, half_squares, labels });
-        });
+        let groups = self.data.chunks(GROUP * self.dim).zip(labels.chunks_mut(GROUP));
+        parallel::each_with(
+            grain(GROUPS),
+            groups,
+            || (),
+            |(), (panels, labels)| {
+                self.level.dispatch(Assign { panels, dim: self.dim, centres, half_squares, labels });
+            },
+        );
     }
 
     /// Number of tokens.

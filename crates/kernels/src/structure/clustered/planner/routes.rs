@@ -1,12 +1,11 @@
 //! Routes that queries choose for themselves.
 
-use rayon::prelude::*;
-
 use super::{super::members::Members, Head, heaviest::Ranking};
 use crate::{
     Scratch,
     call::TokenRows,
     mechanism::Segments,
+    parallel,
     structure::dense::{PANEL, padded, transpose},
 };
 
@@ -33,9 +32,7 @@ impl Head<'_> {
             }
             chosen
         };
-        let tasks = queries.par_chunks(QUERIES);
-        let chosen: Vec<Vec<[u32; 2]>> = tasks.map_init(|| (Scratch::default(), ranking.choices()), of_task).collect();
-        chosen.concat()
+        parallel::map_with(1, queries.chunks(QUERIES), || (Scratch::default(), ranking.choices()), of_task).concat()
     }
 }
 

@@ -4,7 +4,6 @@
 use std::ops::Range;
 
 use pulp::{Simd, WithSimd};
-use rayon::prelude::*;
 
 use super::{
     Chunk, chunks,
@@ -12,7 +11,7 @@ use super::{
 };
 use crate::{
     call::Call,
-    parallel::{Parts, one_per_thread},
+    parallel::{self, Parts},
     simd::{
         math::exp2,
         product::{Add, Left, Right, Size, Store, add_product, store_product},
@@ -35,18 +34,10 @@ pub(in crate::structure::clustered) fn backward(
     [dq, dk, dv]: [&mut [f32]; 3],
 ) {
     let s = call.shape;
-    let (dq, dk, dv) = (Parts::new(dq), Parts::new(dk), Parts::new(dv));
-    one_per_thread(case.graphs.len(), |slice| {
-        let of_head = |len: usize| slice * len..(slice + 1) * len;
-        // SAFETY: every head has parts of its own.
-        let gradients = unsafe {
-            [
-                dq.part(of_head(s.seq_q * s.head_dim)),
-                dk.part(of_head(s.seq_kv * s.head_dim)),
-                dv.part(of_head(s.seq_kv * s.value_dim)),
-            ]
-        };
-        head_backward(call, case, &case.graphs[slice], Head::of(call, slice), finished, gradients);
+    let (dq, dk) = (dq.chunks_mut(s.seq_q * s.head_dim), dk.chunks_mut(s.seq_kv * s.head_dim));
+    let gradients = dq.zip(dk).zip(dv.chunks_mut(s.seq_kv * s.value_dim));
+    parallel::each(case.graphs.iter().zip(gradients).enumerate(), |(slice, (graph, ((dq, dk), dv)))| {
+        head_backward(call, case, graph, Head::of(call, slice), finished, [dq, dk, dv]);
     });
 }
 
@@ -78,7 +69,7 @@ fn head_backward(
             let buffer = Room::new(graph, &head);
             call.level.dispatch(Pass { chunk, keys, head, graph, case, finished, targets, buffer })
         };
-        chunks.into_par_iter().enumerate().map(run).collect()
+        parallel::map(chunks.into_iter().enumerate(), run)
     };
     // What the queries of later chunks pass on to the keys of all earlier ones.
     let clusters = graph.keys.len();

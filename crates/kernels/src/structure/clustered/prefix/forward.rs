@@ -8,7 +8,7 @@ use super::{
 };
 use crate::{
     call::Call,
-    parallel::{Parts, one_per_thread},
+    parallel::{self, Parts},
     simd::{
         math::exp2,
         product::{Add, Size, add_product},
@@ -19,16 +19,14 @@ use crate::{
     },
 };
 
-use rayon::prelude::*;
-
 /// Completes `out` and the log-sum-exps `lse`.
 pub(in crate::structure::clustered) fn forward(call: &Call<'_>, case: &Case, out: &mut [f32], lse: &mut [f64]) {
     let shape = call.shape;
     let (out, lse) = (Parts::new(out), Parts::new(lse));
-    one_per_thread(case.graphs.len(), |slice| {
-        let (graph, head) = (&case.graphs[slice], Head::of(call, slice));
+    parallel::each(case.graphs.iter().enumerate(), |(slice, graph)| {
+        let head = Head::of(call, slice);
         let first = slice * shape.seq_q;
-        chunks(graph, &head).into_par_iter().for_each(|chunk| {
+        parallel::each(chunks(graph, &head).into_iter(), |chunk| {
             let rows = first + chunk.panels[0].start..first + chunk.panels[chunk.panels.len() - 1].end;
             // SAFETY: heads have rows of their own, and chunks disjoint ones of these.
             let (out, lse) =

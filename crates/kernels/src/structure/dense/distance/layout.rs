@@ -1,7 +1,5 @@
 //! Where the tokens are put before their distances are taken.
 
-use rayon::prelude::*;
-
 use super::{
     super::{
         head::{Head, Rows, dot, padded, panels as write_panels},
@@ -12,6 +10,7 @@ use super::{
 use crate::{
     call::{Call, TokenRows, magnitude::largest},
     mechanism::Manifold,
+    parallel,
     scratch::{cut, scratch_len},
     simd::bf16::nearest,
 };
@@ -47,7 +46,7 @@ pub(in super::super) fn frames(
     units: &mut [f32],
 ) {
     let dim = call.shape.head_dim;
-    centres.par_chunks_mut(dim).zip(units).enumerate().for_each(|(slice, (centre, unit))| {
+    parallel::each(centres.chunks_mut(dim).zip(units).enumerate(), |(slice, (centre, unit))| {
         let head = Head::of(call, slice);
         let most = largest(call, slice).into_iter().fold(0.0, f32::max);
         *unit = inverse_unit(most).min(limit(slice).clamp(1e-37, 1e37).log2().floor().exp2() as f32);
