@@ -4,12 +4,12 @@ use std::ops::Range;
 
 use pulp::Simd;
 
-use super::{Sink, vectors};
+use super::{Sink, Store, vectors};
 
 /// A sink that turns products into what takes their place.
 pub(crate) trait InPlace {
-    /// The products, and how far their rows lie apart.
-    fn products(&self) -> (&[f32], usize);
+    /// Where the products are.
+    fn products(&mut self) -> Store<'_>;
 }
 
 /// Hands the products of some rows over, blocks of `M` of them where there are as many.
@@ -53,9 +53,9 @@ fn take_block<S: Simd, const M: usize, const N: usize>(
     sink: &mut (impl Sink<S> + InPlace),
 ) {
     let mut block = [[simd.splat_f32s(0.0); N]; M];
-    let (products, stride) = sink.products();
+    let Store { data, stride } = sink.products();
     for (m, block) in block.iter_mut().enumerate() {
-        block.copy_from_slice(vectors::<S, N>(products, (row + m) * stride + col));
+        block.copy_from_slice(vectors::<S, N>(data, (row + m) * stride + col));
     }
     sink.take(simd, row, col, block);
 }

@@ -9,7 +9,7 @@ use crate::{
     parallel,
     score::Exp,
     scratch::cut,
-    simd::product::{Add, Left, Right, Size, Store, add_product, product, store_product},
+    simd::product::{Add, Left, Right, Size, Store, add_product, store_product},
     structure::dense::{
         Head, KEYS, PANEL, Pairs, QUERIES, Row, Rows, TILE_STRIDE, Visible, log_sum::LogSums, padded, transpose,
     },
@@ -204,7 +204,7 @@ impl<'a> Held<'a> {
             let g_panel = Right { data: &self.g_panels[first * value_dim..][..width * value_dim], stride: width };
             let logits = Store { data: &mut *self.weights, stride: TILE_STRIDE };
             store_product(simd, size(seen, width, keys.depth), keys.k.as_left(), q_panel, logits);
-            let mut pairs = Pairs {
+            let pairs = Pairs {
                 norm: Row(Exp),
                 weights: &mut *self.weights,
                 slopes: &mut *self.slopes,
@@ -214,7 +214,7 @@ impl<'a> Held<'a> {
                 complete: keys.positions[seen - 1] < limits[0],
                 dropout: None,
             };
-            product(simd, size(seen, width, value_dim), keys.v.as_left(), g_panel, &mut pairs);
+            pairs.differentiate(simd, size(seen, width, value_dim), keys.v.as_left(), g_panel);
             if let Some([dk, dv_sums]) = &mut sums.dkv {
                 let of_key = |data| Left { data, row_stride: TILE_STRIDE, depth_stride: 1 };
                 let (q, g) = (self.q.as_right(first..first + count), self.g.as_right(first..first + count));

@@ -12,7 +12,7 @@ use super::{
 };
 use crate::{
     scratch::cut,
-    simd::product::{Right, Sink, Size, Store, product, vectors, vectors_mut},
+    simd::product::{InPlace, Left, Right, Sink, Size, Store, product, store_product, take_rows, vectors, vectors_mut},
 };
 
 /// Which stream the tokens are laid out for.
@@ -211,8 +211,8 @@ impl<T: Normalisation> Pairing for Dot<'_, T> {
         let mut logits = Store { data: &mut *tile.weights, stride: TILE_STRIDE };
         product(simd, size(head_dim), tile.keys.rows.as_left(), panel, &mut logits);
         let PairTile { weights, slopes, shift, delta, complete, dropout, .. } = tile;
-        let mut pairs = Pairs { norm: self.norm, weights, slopes, shift, delta, visible, complete, dropout };
-        product(simd, size(value_dim), tile.values.as_left(), tile.gradients, &mut pairs);
+        let pairs = Pairs { norm: self.norm, weights, slopes, shift, delta, visible, complete, dropout };
+        pairs.differentiate(simd, size(value_dim), tile.values.as_left(), tile.gradients);
     }
 
     fn gradient(self, tokens: &Tokens<'_>, n: usize, _: f32, sums: &[f32], out: &mut [f32]) {
@@ -236,11 +236,20 @@ pub(super) fn score<S: Simd, N: Normalisation>(
     norm.open(state);
     let size = Size { rows: tile.keys, cols: tile.queries, depth };
     let mut entries = Entries { norm, tile: &mut *tile, part: state.part, visible };
-    product(simd, size, k.as_left(), panel, &mut entries);
+    if visible.is_none() {
+        product(simd, size, k.as_left(), panel, &mut Plain(entries));
+    } else {
+        store_product(simd, size, k.as_left(), panel, entries.products());
+        take_rows::<S, 1>(simd, 0..size.rows, size.cols, &mut entries);
+    }
     norm.settle(simd, tile, state);
 }
 
-/// Makes entries of a product's logits, in registers.
+/// A sink where nothing is hidden or dropped. It takes the product's blocks out of their registers, and is compiled for each of their
+/// shapes; all others are given stored ones, in two shapes.
+pub(in crate::structure) struct Plain<T>(pub T);
+
+/// Makes entries of a product's logits.
 pub(super) struct Entries<'a, 't, N> {
     pub norm: N,
     pub tile: &'a mut Tile<'t>,
@@ -248,9 +257,35 @@ pub(super) struct Entries<'a, 't, N> {
     pub visible: Option<Visible<'a>>,
 }
 
+impl<N> InPlace for Entries<'_, '_, N> {
+    fn products(&mut self) -> Store<'_> {
+        Store { data: self.tile.data, stride: self.tile.stride }
+    }
+}
+
+impl<S: Simd, T: Normalisation> Sink<S> for Plain<Entries<'_, '_, T>> {
+    #[inline(always)]
+    fn take<const M: usize, const N: usize>(&mut self, simd: S, row: usize, col: usize, block: [[S::f32s; N]; M]) {
+        self.0.take_block::<S, true, M, N>(simd, row, col, block);
+    }
+}
+
 impl<S: Simd, T: Normalisation> Sink<S> for Entries<'_, '_, T> {
     #[inline(always)]
     fn take<const M: usize, const N: usize>(&mut self, simd: S, row: usize, col: usize, block: [[S::f32s; N]; M]) {
+        self.take_block::<S, false, M, N>(simd, row, col, block);
+    }
+}
+
+impl<T: Normalisation> Entries<'_, '_, T> {
+    #[inline(always)]
+    fn take_block<S: Simd, const PLAIN: bool, const M: usize, const N: usize>(
+        &mut self,
+        simd: S,
+        row: usize,
+        col: usize,
+        block: [[S::f32s; N]; M],
+    ) {
         // Copied out and back: in memory, the running values would be a chain of stores and loads.
         let mut part = [simd.splat_f32s(0.0); N];
         part.copy_from_slice(vectors::<S, N>(self.part, col));
@@ -259,7 +294,7 @@ impl<S: Simd, T: Normalisation> Sink<S> for Entries<'_, '_, T> {
             for n in 0..N {
                 entries[n] = self.norm.entry(simd, logits[n]);
             }
-            if let Some(visible) = &self.visible {
+            if let (false, Some(visible)) = (PLAIN, &self.visible) {
                 let mut seen = [simd.splat_f32s(0.0); N];
                 seen.copy_from_slice(entries);
                 entries.copy_from_slice(&visible.show(simd, [row + m, col], seen, T::ABSENT));
@@ -272,11 +307,12 @@ impl<S: Simd, T: Normalisation> Sink<S> for Entries<'_, '_, T> {
     }
 }
 
-/// Makes weights and gradients of the logits, as soon as the product of values and output gradients is in registers.
+/// Makes weights and gradients of the logits and of the products of values and output gradients.
 pub(in crate::structure) struct Pairs<'a, N> {
     pub norm: N,
     /// Holds the logits, and then the weights.
     pub weights: &'a mut [f32],
+    /// Takes the gradients, of products that may be stored there.
     pub slopes: &'a mut [f32],
     pub shift: &'a [f32],
     pub delta: &'a [f32],
@@ -286,9 +322,46 @@ pub(in crate::structure) struct Pairs<'a, N> {
     pub dropout: Option<PanelDropout<'a>>,
 }
 
+impl<N> InPlace for Pairs<'_, N> {
+    fn products(&mut self) -> Store<'_> {
+        Store { data: self.slopes, stride: TILE_STRIDE }
+    }
+}
+
+impl<S: Simd, T: Normalisation> Sink<S> for Plain<Pairs<'_, T>> {
+    #[inline(always)]
+    fn take<const M: usize, const N: usize>(&mut self, simd: S, row: usize, col: usize, block: [[S::f32s; N]; M]) {
+        self.0.take_block::<S, true, M, N>(simd, row, col, block);
+    }
+}
+
 impl<S: Simd, T: Normalisation> Sink<S> for Pairs<'_, T> {
     #[inline(always)]
     fn take<const M: usize, const N: usize>(&mut self, simd: S, row: usize, col: usize, block: [[S::f32s; N]; M]) {
+        self.take_block::<S, false, M, N>(simd, row, col, block);
+    }
+}
+
+impl<T: Normalisation> Pairs<'_, T> {
+    /// Of the product of `values` and a panel of output gradients.
+    #[inline(always)]
+    pub fn differentiate<S: Simd>(mut self, simd: S, size: Size, values: Left<'_>, gradients: Right<'_>) {
+        if self.complete && self.dropout.is_none() {
+            product(simd, size, values, gradients, &mut Plain(self));
+        } else {
+            store_product(simd, size, values, gradients, self.products());
+            take_rows::<S, 1>(simd, 0..size.rows, size.cols, &mut self);
+        }
+    }
+
+    #[inline(always)]
+    fn take_block<S: Simd, const PLAIN: bool, const M: usize, const N: usize>(
+        &mut self,
+        simd: S,
+        row: usize,
+        col: usize,
+        block: [[S::f32s; N]; M],
+    ) {
         let mut rows = [[simd.splat_f32s(0.0); 2]; N];
         for (n, row) in rows.iter_mut().enumerate() {
             *row = [vectors::<S, N>(self.shift, col)[n], vectors::<S, N>(self.delta, col)[n]];
@@ -297,7 +370,7 @@ impl<S: Simd, T: Normalisation> Sink<S> for Pairs<'_, T> {
             let at = (row + m) * TILE_STRIDE + col;
             let (weights, slopes) = (vectors_mut::<S, N>(self.weights, at), vectors_mut::<S, N>(self.slopes, at));
             let mut pairs = [[simd.splat_f32s(0.0); N]; 2];
-            if let Some(dropout) = &self.dropout {
+            if let (false, Some(dropout)) = (PLAIN, &self.dropout) {
                 let factors = dropout.factors::<S, N>(simd, self.visible.keys[row + m], col);
                 for n in 0..N {
                     let product = simd.mul_f32s(products[n], factors[n]);
@@ -309,7 +382,7 @@ impl<S: Simd, T: Normalisation> Sink<S> for Pairs<'_, T> {
                     (pairs[0][n], pairs[1][n]) = self.norm.pair(simd, weights[n], products[n], rows[n]);
                 }
             }
-            if !self.complete {
+            if !PLAIN && !self.complete {
                 pairs = pairs.map(|entries| self.visible.show(simd, [row + m, col], entries, 0.0));
             }
             weights.copy_from_slice(&pairs[0]);

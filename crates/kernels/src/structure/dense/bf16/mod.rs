@@ -15,15 +15,11 @@ use pulp::Simd;
 use self::pairing::Rounded;
 use super::{
     backward::{self as full_backward, Sums, Targets},
-    forward::{self as full_forward, TILE_STRIDE},
+    forward as full_forward,
     normalise::{Normalisation, RowState, Tile, WeightRounding},
-    pairing::{Dot, Entries, Pairs},
+    pairing::Dot,
 };
-use crate::{
-    Precision, Shape,
-    call::Target,
-    simd::{bf16::Multiplier, product::InPlace},
-};
+use crate::{Precision, Shape, call::Target, simd::bf16::Multiplier};
 
 impl<P: Rounded, F: Fn(usize) -> P + Sync> full_forward::Stream<'_, F> {
     /// [`full_forward::Stream::run`] in the precision of the call.
@@ -104,17 +100,5 @@ impl<N: Normalisation> Normalisation for Scaled<N> {
     #[inline(always)]
     fn pair<S: Simd>(self, simd: S, logit: S::f32s, g: S::f32s, row: [S::f32s; 2]) -> (S::f32s, S::f32s) {
         self.norm.rounded_pair(simd, simd.mul_f32s(logit, simd.splat_f32s(self.factor)), g, row, self.rounding)
-    }
-}
-
-impl<N> InPlace for Entries<'_, '_, N> {
-    fn products(&self) -> (&[f32], usize) {
-        (self.tile.data, self.tile.stride)
-    }
-}
-
-impl<N> InPlace for Pairs<'_, N> {
-    fn products(&self) -> (&[f32], usize) {
-        (self.slopes, TILE_STRIDE)
     }
 }
