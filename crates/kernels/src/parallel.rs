@@ -4,7 +4,10 @@ use std::{
     any::TypeId,
     marker::PhantomData,
     ops::Range,
-    sync::{Mutex, PoisonError},
+    sync::{
+        Mutex, PoisonError,
+        atomic::{AtomicBool, Ordering},
+    },
 };
 
 use rayon::prelude::*;
@@ -80,6 +83,33 @@ pub(crate) fn map_with<T: Send, S, R: Send>(
     made.into_iter().map(|(_, result)| result).collect()
 }
 
+/// Whether something `holds` of all items.
+pub(crate) fn all<T: Send>(items: impl Iterator<Item = T> + Send, holds: impl Fn(T) -> bool + Sync) -> bool {
+    let all = AtomicBool::new(true);
+    each(items, |item| {
+        if all.load(Ordering::Relaxed) && !holds(item) {
+            all.store(false, Ordering::Relaxed);
+        }
+    });
+    all.into_inner()
+}
+
+/// [`each`] of tasks that may fail: the error of the first item that has one, whatever the threads.
+pub(crate) fn try_each<T: Send, E: Send>(
+    items: impl Iterator<Item = T> + Send,
+    task: impl Fn(T) -> Result<(), E> + Sync,
+) -> Result<(), E> {
+    let failed: Mutex<Option<(usize, E)>> = Mutex::new(None);
+    each(items.enumerate(), |(n, item)| {
+        let Err(error) = task(item) else { return };
+        let mut failed = failed.lock().unwrap_or_else(PoisonError::into_inner);
+        if failed.as_ref().is_none_or(|(first, _)| n < *first) {
+            *failed = Some((n, error));
+        }
+    });
+    failed.into_inner().unwrap_or_else(PoisonError::into_inner).map_or(Ok(()), |(_, error)| Err(error))
+}
+
 /// How many items there are at most.
 fn most(items: &impl Iterator) -> usize {
     items.size_hint().1.unwrap_or(usize::MAX)
@@ -112,6 +142,15 @@ fn on_workers(workers: usize, run: &(dyn Fn() + Sync)) {
         return run();
     }
     (0..workers).into_par_iter().with_max_len(1).for_each(|_| run());
+}
+
+/// Parts of `x` of so many elements, one behind the other.
+pub(crate) fn split<T>(mut x: &mut [T], sizes: impl Iterator<Item = usize>) -> impl Iterator<Item = &mut [T]> {
+    sizes.map(move |size| {
+        let (part, rest) = std::mem::take(&mut x).split_at_mut(size);
+        x = rest;
+        part
+    })
 }
 
 /// A buffer whose disjoint parts are written by different tasks.
@@ -155,5 +194,85 @@ impl<'a, T> Parts<'a, T> {
         assert!(range.start <= range.end && range.end <= self.len);
         // SAFETY: in bounds of a buffer borrowed for 'a; not aliased by this function's contract.
         unsafe { std::slice::from_raw_parts_mut(self.data.add(range.start), range.len()) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::AtomicUsize;
+
+    use super::*;
+
+    /// `run` on pools of one and more threads, as from outside.
+    fn on_pools(run: impl Fn() + Send + Sync) {
+        for threads in [1, 2, 5] {
+            rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap().install(&run);
+        }
+        run();
+    }
+
+    #[test]
+    fn results_are_in_the_order_of_the_items_and_each_is_taken_once() {
+        on_pools(|| {
+            for count in [0, 1, 2, 3, 100] {
+                let taken: Vec<AtomicUsize> = (0..count).map(|_| AtomicUsize::new(0)).collect();
+                let square = |n: usize| {
+                    taken[n].fetch_add(1, Ordering::Relaxed);
+                    // Tasks that have tasks of their own.
+                    map(0..n % 7, |m| m).len() + n * n
+                };
+                let expected: Vec<_> = (0..count).map(|n| n % 7 + n * n).collect();
+                assert_eq!(map(0..count, square), expected);
+                assert_eq!(map_with(3, (0..count).filter(|_| true), || (), |(), n| n), (0..count).collect::<Vec<_>>());
+                assert!(taken.iter().all(|times| times.load(Ordering::Relaxed) == 1));
+            }
+        });
+    }
+
+    #[test]
+    fn the_first_error_is_told_and_one_exception_is_enough() {
+        on_pools(|| {
+            let odd = |n: usize| if n % 2 == 1 { Err(n) } else { Ok(()) };
+            for (range, expected) in [(0..50, Err(1)), (8..50, Err(9)), (2..3, Ok(())), (0..0, Ok(()))] {
+                assert_eq!(try_each(range, odd), expected);
+            }
+            assert!(all(0..50, |n| n < 50) && all(0..0, |_: usize| false) && !all(0..50, |n| n != 31));
+        });
+    }
+
+    #[test]
+    fn what_is_made_for_a_thread_is_made_once_for_it() {
+        on_pools(|| {
+            let made = AtomicUsize::new(0);
+            each_with(4, 0..20, || made.fetch_add(1, Ordering::Relaxed), |_, _| ());
+            let made = made.load(Ordering::Relaxed);
+            assert!((1..=5).contains(&made) && made <= rayon::current_num_threads(), "made {made} times");
+        });
+    }
+
+    #[test]
+    fn memory_bounds_the_workers_and_none_is_shared() {
+        on_pools(|| {
+            for (tasks, held) in [(0, 8), (1, 8), (9, 8), (9, 27), (50, 31)] {
+                let (mut work, per_worker, done) = (vec![0.0; held], 8, AtomicUsize::new(0));
+                for_each(tasks, &mut work, per_worker, |n, memory| {
+                    memory.fill(n as f32);
+                    std::thread::yield_now();
+                    assert!(memory.len() == per_worker && memory.iter().all(|&x| x == n as f32));
+                    done.fetch_add(1, Ordering::Relaxed);
+                });
+                assert_eq!(done.load(Ordering::Relaxed), tasks);
+            }
+            let sum = AtomicUsize::new(0);
+            for_each(10, &mut [], 0, |n, memory| _ = sum.fetch_add(n + memory.len(), Ordering::Relaxed));
+            assert_eq!(sum.load(Ordering::Relaxed), 45);
+        });
+    }
+
+    #[test]
+    fn parts_lie_one_behind_the_other() {
+        let mut x: Vec<usize> = (0..9).collect();
+        let parts: Vec<_> = split(&mut x, [2, 0, 4].into_iter()).map(|part| part.to_vec()).collect();
+        assert_eq!(parts, [vec![0, 1], vec![], vec![2, 3, 4, 5]]);
     }
 }

@@ -51,9 +51,7 @@ const UP_TO: &str = "up to";
 pub(crate) fn check(form: &Form, call: &Call<'_>) -> Result<()> {
     let dim = call.shape.head_dim;
     // The first slice that does not fit is named, whatever the threads.
-    let each = |fits: &(dyn Fn(usize) -> Result<()> + Sync)| {
-        parallel::map(0..call.shape.slices(), fits).into_iter().collect::<Result<()>>()
-    };
+    let each = |fits: &(dyn Fn(usize) -> Result<()> + Sync)| parallel::try_each(0..call.shape.slices(), fits);
     match form {
         // Without a plan each head is looked at where it is planned, while it is in the caches.
         Form::Ssa(m) if call.extras.clusters.is_some() => each(&|slice| check_clustered(call, m, slice)),
@@ -311,8 +309,7 @@ pub(crate) fn check_finite(
     x: &[f32],
     inputs_finite: impl Fn() -> bool,
 ) -> Result<()> {
-    let finite = parallel::map(x.chunks(1 << 15), |x| level.dispatch(|| largest_bits(x)) < INFINITE);
-    if finite.into_iter().all(|finite| finite) || !inputs_finite() {
+    if parallel::all(x.chunks(1 << 15), |x| level.dispatch(|| largest_bits(x)) < INFINITE) || !inputs_finite() {
         return Ok(());
     }
     let index = x.iter().position(|x| !x.is_finite()).unwrap_or(0);

@@ -8,6 +8,8 @@
 //!
 //! Output gradients are divided likewise where their products with values would leave f32: all gradients are linear in them.
 
+use std::sync::atomic::{AtomicU32, Ordering};
+
 use crate::{
     Error, Mechanism, Result,
     call::{
@@ -48,8 +50,7 @@ impl Rescaled {
     /// `None` where all magnitudes are comfortable.
     pub fn needed(call: &Call<'_>, tied: bool) -> Option<Self> {
         let comfortable = |slice| unit(call, tied, slice).into_iter().all(is_comfortable);
-        let all = parallel::map(0..call.shape.slices(), comfortable).into_iter().all(|comfortable| comfortable);
-        (!all).then(|| Self::measured(call, tied))
+        (!parallel::all(0..call.shape.slices(), comfortable)).then(|| Self::measured(call, tied))
     }
 
     /// By each slice's largest magnitudes.
@@ -145,8 +146,12 @@ pub(crate) fn gradient_exponent(mechanism: &Mechanism, call: &Call<'_>, dout: Vi
     }
     let sides = [Masked::of_queries(call, dout), Masked::values(call)];
     let largest = |side: Masked<'_>| {
-        let largest = parallel::map(0..side.slices(), |slice| side.largest(call.level, slice));
-        f64::from(largest.into_iter().fold(0.0, f32::max))
+        // Numbers that are not negative have the order of their bits.
+        let most = AtomicU32::new(0);
+        parallel::each(0..side.slices(), |slice| {
+            most.fetch_max(side.largest(call.level, slice).max(0.0).to_bits(), Ordering::Relaxed);
+        });
+        f64::from(f32::from_bits(most.into_inner()))
     };
     let [g, v] = sides.map(largest);
     let exponent = product_exponent(g, v);

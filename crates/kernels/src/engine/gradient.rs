@@ -90,7 +90,8 @@ impl Graph<'_> {
             let (parameters, of_bias) = run(&head.blocks, dq, (0, [dk, dv]), pairs);
             return OfScore { parameters, bias: of_bias.into_iter().collect() };
         }
-        let tasks = head.blocks.chunks(count).zip(split_tasks(&head.blocks, dq, per_row, count));
+        let rows = head.blocks.chunks(count).map(|blocks| rows_of(blocks).len() * per_row);
+        let tasks = head.blocks.chunks(count).zip(parallel::split(dq, rows));
         let tasks = tasks.zip(split_pairs(head, count, pairs, seq_kv));
         let task = |((blocks, dq), pairs): Task<'_>| {
             let columns = columns_of(blocks);
@@ -283,17 +284,6 @@ fn split_pairs<'x>(
         parts.push(Some(part));
     }
     parts
-}
-
-/// [`split`] for tasks of `count` blocks each.
-fn split_tasks<'x>(blocks: &[Block], mut x: &'x mut [f32], stride: usize, count: usize) -> Vec<&'x mut [f32]> {
-    let part = |blocks: &[Block]| {
-        let rows: usize = blocks.iter().map(|block| block.rows.len()).sum();
-        let (part, rest) = std::mem::take(&mut x).split_at_mut(rows * stride);
-        x = rest;
-        part
-    };
-    blocks.chunks(count).map(part).collect()
 }
 
 /// Sums over the channels of rows of two tensors, by row of the head.

@@ -277,13 +277,8 @@ impl<'a> Graph<'a> {
 }
 
 /// Parts of `x`, `stride` numbers for every row of each block.
-pub(super) fn split<'x>(blocks: &[Block], mut x: &'x mut [f32], stride: usize) -> Vec<&'x mut [f32]> {
-    let part = |block: &Block| {
-        let (part, rest) = std::mem::take(&mut x).split_at_mut(block.rows.len() * stride);
-        x = rest;
-        part
-    };
-    blocks.iter().map(part).collect()
+pub(super) fn split<'x>(blocks: &'x [Block], x: &'x mut [f32], stride: usize) -> impl Iterator<Item = &'x mut [f32]> {
+    parallel::split(x, blocks.iter().map(move |block| block.rows.len() * stride))
 }
 
 impl Hop for Graph<'_> {

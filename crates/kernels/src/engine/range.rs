@@ -40,7 +40,7 @@ struct Bound {
 /// Whether f32 has room for what the score makes of the queries and keys that count.
 pub(super) fn check(call: &Call<'_>, m: &Mechanism) -> Result<()> {
     // The first slice that does not fit is named, whatever the threads.
-    parallel::map(0..call.shape.slices(), |slice| check_slice(call, m, slice)).into_iter().collect()
+    parallel::try_each(0..call.shape.slices(), |slice| check_slice(call, m, slice))
 }
 
 fn check_slice(call: &Call<'_>, m: &Mechanism, slice: usize) -> Result<()> {

@@ -189,7 +189,7 @@ impl Bias {
         let range = least..=MOST;
         // Without a way out, so that the compiler makes vectors of it: there may be a number for every pair.
         let fits = |x: &[f32]| x.iter().fold(true, |fits, x| fits & range.contains(x));
-        let fit = parallel::map(values.chunks(1 << 14), fits).into_iter().all(|fits| fits);
+        let fit = parallel::all(values.chunks(1 << 14), fits);
         let misfit = if fit { None } else { values.iter().find(|x| !range.contains(x)) };
         misfit.map_or(Ok(()), |x| check("bias", x, false, expected))
     }

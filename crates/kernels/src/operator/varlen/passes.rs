@@ -199,8 +199,7 @@ impl VarlenOperator {
         const OP: &str = "clusters";
         self.mechanism().clusters()?;
         self.check(OP, inputs, mask)?;
-        let mut made: Vec<Option<ClusterPlan>> = vec![None; self.parts.len()];
-        let plans = Parts::new(&mut made);
+        let made = Mutex::new(vec![None; self.parts.len()]);
         let x = self.operands(inputs);
         self.each(
             |_| 1,
@@ -209,13 +208,11 @@ impl VarlenOperator {
                 let (own, mask) = (self.of_sequence(n, &x, inputs), self.mask_of(n, mask));
                 self.operator(n).check_call(OP, &own.extras, &mask)?;
                 let plan = self.operator(n).plan_clusters(&own, &mask)?.into_owned();
-                // SAFETY: every sequence has a plan of its own.
-                let place = unsafe { plans.part(n..n + 1) };
-                place[0] = Some(plan);
+                made.lock().unwrap_or_else(PoisonError::into_inner)[n] = Some(plan);
                 Ok(())
             },
         )?;
-        Ok(made.into_iter().flatten().collect())
+        Ok(made.into_inner().unwrap_or_else(PoisonError::into_inner).into_iter().flatten().collect())
     }
 
     /// Runs `task(n, memory)` on `needed(n)` f32 for every sequence; the first sequence's error is returned, whatever the threads.

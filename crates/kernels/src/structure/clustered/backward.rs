@@ -18,7 +18,7 @@ use crate::{
     Gradients, Result, Shape,
     call::{Call, Saved, cluster_plan::log2_weight},
     mechanism::Ssa,
-    parallel::{self, Parts, for_each, workers},
+    parallel::{self, Parts, for_each, for_each_item, workers},
     scratch::{cut, scratch_len},
     structure::dense::{Head, KEYS, QUERIES, Rows, dots_in_order, padded},
 };
@@ -143,16 +143,14 @@ fn by_queries(
     work: &mut [f32],
 ) {
     let all: Vec<Vec<Run>> = case.graphs.iter().map(|graph| runs(&graph.queries, QUERIES)).collect();
-    let (dq, far_sums) = (Parts::new(dq), Parts::new(&mut passed.far_sums));
-    let terms = Parts::new(&mut passed.terms);
-    for_each(case.graphs.len() * SHARES, work, memory(&call.shape), |task, memory| {
+    let (dq, terms) = (Parts::new(dq), Parts::new(&mut passed.terms));
+    let tasks = 0..case.graphs.len() * SHARES;
+    let shares = tasks.clone().map(|task| passed.far_at[task / SHARES].len() / SHARES);
+    let tasks = tasks.zip(parallel::split(&mut passed.far_sums, shares));
+    for_each_item(tasks, work, memory(&call.shape), |(task, far_sums), memory| {
         let (slice, share) = (task / SHARES, task % SHARES);
         let runs = &all[slice];
-        let at = &passed.far_at[slice];
-        let len = at.len() / SHARES;
         let first = slice * call.shape.q_len() / call.shape.slices();
-        // SAFETY: each task has its own head and share.
-        let far_sums = unsafe { far_sums.part(at.start + share * len..at.start + (share + 1) * len) };
         call.level.dispatch(Queries {
             head: Head::of(call, slice),
             graph: &case.graphs[slice],

@@ -13,7 +13,7 @@ use super::{
 };
 use crate::{
     Shape,
-    parallel::{Parts, for_each, workers},
+    parallel::{for_each, for_each_item, workers},
 };
 
 /// Tasks that a pass is cut into where it can be.
@@ -99,23 +99,22 @@ where
                 self.give(slice, &head, 0, &mut workspace, &mut state);
             });
         }
-        let (parts, len) = (Parts::new(states), form.len());
-        for_each(cut.tasks(), work, cut.per_worker(pass), |task, memory| {
-            // SAFETY: every task has its own part.
-            let mut state = State::cut(unsafe { parts.part(task * len..(task + 1) * len) }, form).0;
+        let len = form.len();
+        let tasks = states.chunks_exact_mut(len).take(cut.tasks()).enumerate();
+        for_each_item(tasks, work, cut.per_worker(pass), |(task, state), memory| {
+            let mut state = State::cut(state, form).0;
             state.clear();
             let head = (self.head)(task / pieces);
             let mut workspace = Workspace::cut(memory, &cut.sizes, pass, &head.map).0;
             self.gather(&head, task % pieces, &mut workspace, &mut state);
         });
-        for_each(cut.slices, work, cut.per_worker(pass), |slice, memory| {
-            // SAFETY: every slice has its own part.
-            let states = unsafe { parts.part(slice * pieces * len..(slice + 1) * pieces * len) };
+        let slices = states.chunks_exact_mut(pieces * len).take(cut.slices).enumerate();
+        for_each_item(slices, work, cut.per_worker(pass), |(slice, states), memory| {
             self.add_up(&(self.head)(slice), states, State::cut(memory, form).0);
         });
-        for_each(cut.tasks(), work, cut.per_worker(pass), |task, memory| {
-            // SAFETY: every task has its own part.
-            let mut state = State::cut(unsafe { parts.part(task * len..(task + 1) * len) }, form).0;
+        let tasks = states.chunks_exact_mut(len).take(cut.tasks()).enumerate();
+        for_each_item(tasks, work, cut.per_worker(pass), |(task, state), memory| {
+            let mut state = State::cut(state, form).0;
             let head = (self.head)(task / pieces);
             let mut workspace = Workspace::cut(memory, &cut.sizes, pass, &head.map).0;
             self.give(task / pieces, &head, task % pieces, &mut workspace, &mut state);

@@ -41,7 +41,7 @@ pub(crate) fn plan(call: &Call<'_>, m: &Ssa) -> Result<ClusterPlan> {
     let Shape { seq_q, seq_kv, .. } = call.shape;
     let slices = call.shape.slices();
     let make = || {
-        parallel::map(0..slices, |slice| range::check_clustered(call, m, slice)).into_iter().collect::<Result<()>>()?;
+        parallel::try_each(0..slices, |slice| range::check_clustered(call, m, slice))?;
         let head = |slice: usize| Head::of(call, m, slice);
         if !m.routes_queries() {
             return Ok(parallel::map(0..slices, |slice| head(slice).plan()));
@@ -366,20 +366,14 @@ fn of_labels(labels: &[i32]) -> Members {
 /// The edges that tasks write, in the order of the tasks. Task `n` has room for `sizes[n]` edges and begins at the front;
 /// what it leaves of its room is no edge. (Lists of their own, joined, would take twice the memory.)
 fn gather(
-    sizes: impl Iterator<Item = usize> + Clone,
+    sizes: impl Iterator<Item = usize> + Clone + Send,
     grain: usize,
     task: impl Fn(usize, &mut [Edge]) + Sync,
 ) -> Vec<Edge> {
     const ABSENT: Edge = Edge { query: u32::MAX, key: u32::MAX, log_weight: 0.0 };
     let mut edges = vec![ABSENT; sizes.clone().sum()];
-    let mut rest = &mut edges[..];
-    let mut rooms = Vec::with_capacity(sizes.clone().count());
-    for size in sizes {
-        let (buffer, others) = rest.split_at_mut(size);
-        rooms.push(buffer);
-        rest = others;
-    }
-    parallel::each_with(grain, rooms.into_iter().enumerate(), || (), |(), (n, buffer)| task(n, buffer));
+    let parts = parallel::split(&mut edges, sizes).enumerate();
+    parallel::each_with(grain, parts, || (), |(), (n, part)| task(n, part));
     edges.retain(|edge| *edge != ABSENT);
     edges
 }

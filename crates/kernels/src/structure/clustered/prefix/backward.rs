@@ -11,7 +11,7 @@ use super::{
 };
 use crate::{
     call::Call,
-    parallel::{self, Parts},
+    parallel,
     simd::{
         math::exp2,
         product::{Add, Left, Right, Size, Store, add_product, store_product},
@@ -54,22 +54,18 @@ fn head_backward(
     let chunks = chunks(graph, &head);
     let starts: Vec<usize> = chunks.iter().map(|chunk| chunk.sums.limit).chain([head.seq_kv]).collect();
     let later: Vec<[Vec<f32>; 2]> = {
-        let (dq, dk, dv) = (Parts::new(dq), Parts::new(&mut *dk), Parts::new(&mut *dv));
-        let run = |(n, chunk): (usize, Chunk)| {
-            let rows = chunk.panels[0].start..chunk.panels[chunk.panels.len() - 1].end;
-            let keys = starts[n]..starts[n + 1];
-            // SAFETY: chunks have disjoint positions of queries, and of keys between the limits of their first queries.
-            let targets = unsafe {
-                [
-                    dq.part(rows.start * d..rows.end * d),
-                    dk.part(keys.start * d..keys.end * d),
-                    dv.part(keys.start * value_dim..keys.end * value_dim),
-                ]
-            };
+        // Chunks have queries of their own, and the keys between the limits of their first ones.
+        let queries: Vec<usize> = chunks.iter().map(|chunk| chunk.len() * d).collect();
+        let keys = starts.windows(2).map(|limits| limits[1] - limits[0]);
+        let dq = parallel::split(dq, queries.into_iter());
+        let dk = parallel::split(&mut dk[starts[0] * d..], keys.clone().map(|keys| keys * d));
+        let dv = parallel::split(&mut dv[starts[0] * value_dim..], keys.map(|keys| keys * value_dim));
+        let tasks = chunks.into_iter().zip(dq.zip(dk).zip(dv)).enumerate();
+        parallel::map(tasks, |(n, (chunk, ((dq, dk), dv)))| {
+            let (keys, targets) = (starts[n]..starts[n + 1], [dq, dk, dv]);
             let buffer = Room::new(graph, &head);
             call.level.dispatch(Pass { chunk, keys, head, graph, case, finished, targets, buffer })
-        };
-        parallel::map(chunks.into_iter().enumerate(), run)
+        })
     };
     // What the queries of later chunks pass on to the keys of all earlier ones.
     let clusters = graph.keys.len();

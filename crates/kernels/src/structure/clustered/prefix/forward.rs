@@ -8,7 +8,7 @@ use super::{
 };
 use crate::{
     call::Call,
-    parallel::{self, Parts},
+    parallel,
     simd::{
         math::exp2,
         product::{Add, Size, add_product},
@@ -22,15 +22,14 @@ use crate::{
 /// Completes `out` and the log-sum-exps `lse`.
 pub(in crate::structure::clustered) fn forward(call: &Call<'_>, case: &Case, out: &mut [f32], lse: &mut [f64]) {
     let shape = call.shape;
-    let (out, lse) = (Parts::new(out), Parts::new(lse));
-    parallel::each(case.graphs.iter().enumerate(), |(slice, graph)| {
+    let slices = out.chunks_mut(shape.seq_q * shape.value_dim).zip(lse.chunks_mut(shape.seq_q));
+    parallel::each(case.graphs.iter().zip(slices).enumerate(), |(slice, (graph, (out, lse)))| {
         let head = Head::of(call, slice);
-        let first = slice * shape.seq_q;
-        parallel::each(chunks(graph, &head).into_iter(), |chunk| {
-            let rows = first + chunk.panels[0].start..first + chunk.panels[chunk.panels.len() - 1].end;
-            // SAFETY: heads have rows of their own, and chunks disjoint ones of these.
-            let (out, lse) =
-                unsafe { (out.part(rows.start * shape.value_dim..rows.end * shape.value_dim), lse.part(rows.clone())) };
+        let chunks = chunks(graph, &head);
+        let rows: Vec<usize> = chunks.iter().map(Chunk::len).collect();
+        let out = parallel::split(out, rows.iter().map(|rows| rows * shape.value_dim));
+        let lse = parallel::split(lse, rows.iter().copied());
+        parallel::each(chunks.into_iter().zip(out.zip(lse)), |(chunk, (out, lse))| {
             let buffer = Room::new(graph, &head);
             call.level.dispatch(Pass { chunk, head, graph, logit: case.logit, out, lse, buffer });
         });

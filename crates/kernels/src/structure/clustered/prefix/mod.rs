@@ -53,6 +53,13 @@ struct Chunk {
     sums: Sums,
 }
 
+impl Chunk {
+    /// How many queries the panels have.
+    fn len(&self) -> usize {
+        self.panels.iter().map(Range::len).sum()
+    }
+}
+
 /// Sums over keys of every cluster.
 #[derive(Clone)]
 struct Sums {
