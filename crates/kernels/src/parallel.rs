@@ -56,7 +56,7 @@ pub(crate) fn map<T: Send, R: Send>(items: impl Iterator<Item = T> + Send, make:
     map_with(1, items, || (), |(), item| make(item))
 }
 
-/// [`each`] with what `init` makes once for every thread, of which each has at `least` so many items.
+/// [`each`] with what `init` makes once for every thread; there are as many as `least` items each are enough for.
 pub(crate) fn each_with<T: Send, S>(
     least: usize,
     items: impl Iterator<Item = T> + Send,

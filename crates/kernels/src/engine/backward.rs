@@ -125,7 +125,7 @@ impl Sweep<'_> {
             let [shares, share_logs] = [&taken.shares, &taken.share_logs].map(|x| lanes(x, rows));
             let shares = (!taken.shares.is_empty()).then_some(Shares { x: &shares, logs: &share_logs });
             let typical = (!weights.typical.is_empty()).then(|| lanes(&weights.typical, rows));
-            self.with_pairs(buffers, columns, constants, |_, known, buffers| {
+            self.with_pairs(buffers, columns, constants, |known, buffers| {
                 let typical = typical.as_ref().map(|x| &x[..width]);
                 let into = Backward {
                     factors: Factors { rows: &of_rows, fine: &fine, columns: &of_columns },
@@ -163,7 +163,7 @@ impl Sweep<'_> {
         buffers.terms[..len].copy_from_slice(&buffers.values[..len]);
         self.score.row(self.level, &mut buffers.values[..len], None);
         tile::terms(self.level, Term::Product, operands, &mut buffers.slopes);
-        self.with_pairs(buffers, columns, constants, |_, known, Buffers { values, slopes, width, .. }| {
+        self.with_pairs(buffers, columns, constants, |known, Buffers { values, slopes, width, .. }| {
             let (of, size) = ((&mut **values, &mut **slopes), [columns.len(), *width]);
             statistics.differentiate(self.level, of, size, (rows, columns.at(0)), known.visible, back);
         });

@@ -176,7 +176,7 @@ impl<'a> Sweep<'a> {
         self.values(buffers, rows, columns, constants, false, &mut unused);
         let size = [columns.len(), buffers.width];
         match &weights.whitened {
-            Some(statistics) => self.with_pairs(buffers, columns, constants, |_, known, buffers| {
+            Some(statistics) => self.with_pairs(buffers, columns, constants, |known, buffers| {
                 statistics.weigh(self.level, &mut buffers.values, size, (rows, columns.at(0)), known.visible);
             }),
             None => {
@@ -225,8 +225,8 @@ impl<'a> Sweep<'a> {
         self.pool.with(|buffers| {
             block.tiles(&ALL, |rows, columns, constants| {
                 self.values(buffers, &rows, &columns, constants, false, &mut Running::new(true));
-                self.with_pairs(buffers, &columns, constants, |operands, known, buffers| {
-                    let size = [operands.size.rows, operands.size.cols];
+                let size = [columns.len(), buffers.width];
+                self.with_pairs(buffers, &columns, constants, |known, buffers| {
                     whiten::add_moments(self.level, &mut buffers.values, size, known.visible, &mut moments);
                 });
             });
@@ -252,8 +252,8 @@ impl<'a> Sweep<'a> {
     ) {
         self.load_bias(buffers, rows, columns);
         self.terms(buffers, rows, columns);
-        self.with_pairs(buffers, columns, constants, |operands, known, buffers| {
-            let size = [operands.size.rows, operands.size.cols];
+        let size = [columns.len(), buffers.width];
+        self.with_pairs(buffers, columns, constants, |known, buffers| {
             let into = Values {
                 data: &mut buffers.values,
                 stride: STRIDE,
@@ -274,28 +274,26 @@ impl<'a> Sweep<'a> {
             let shared = self.shared.and_then(|shared| shared.rows(&shared.keys, columns, rounding.dim));
             return rounding.terms(self.level, (&keys, self.head.stride, shared), operands, *width, values);
         }
-        self.with_pairs(buffers, columns, None, |operands, _, buffers| {
-            terms(self.level, self.score.term(), operands, &mut buffers.values);
-        });
+        let (keys, stride) = (columns.of(self.k, self.head.stride), self.head.stride);
+        let Buffers { values, panel, width, .. } = buffers;
+        let operands = Operands {
+            size: Size { rows: columns.len(), cols: *width, depth: stride },
+            keys: Left { data: &keys, row_stride: stride, depth_stride: 1 },
+            queries: Right { data: panel, stride: *width },
+        };
+        terms(self.level, self.score.term(), operands, values);
     }
 
-    /// Calls `f` with the images of a tile's pairs and what is known of these.
+    /// Calls `f` with what is known of a tile's pairs.
     pub fn with_pairs(
         &self,
         buffers: &mut Buffers,
         columns: &Columns<'_>,
         constants: Option<&[f32]>,
-        f: impl FnOnce(Operands<'_>, Known<'_>, &mut Buffers),
+        f: impl FnOnce(Known<'_>, &mut Buffers),
     ) {
-        let (head, stride) = (self.head, self.head.stride);
-        let (panel, bias) = (std::mem::take(&mut buffers.panel), std::mem::take(&mut buffers.bias));
+        let (head, bias) = (self.head, std::mem::take(&mut buffers.bias));
         let lanes = std::mem::replace(&mut buffers.lanes, sight::PanelSight::ALL);
-        let keys = columns.of(self.k, stride);
-        let operands = Operands {
-            size: Size { rows: columns.len(), cols: buffers.width, depth: stride },
-            keys: Left { data: &keys, row_stride: stride, depth_stride: 1 },
-            queries: Right { data: &panel, stride: buffers.width },
-        };
         let counts = self.counts(columns);
         let of_columns = self.constants.map(|x| columns.of(x, 1));
         let constants = constants.or(of_columns.as_deref());
@@ -314,8 +312,8 @@ impl<'a> Sweep<'a> {
             visible,
             bias: head.adds_to(columns).then_some(&bias[..]),
         };
-        f(operands, known, buffers);
-        (buffers.panel, buffers.lanes, buffers.bias) = (panel, lanes, bias);
+        f(known, buffers);
+        (buffers.lanes, buffers.bias) = (lanes, bias);
     }
 
     /// Writes what is added to the logits of a tile, where something is.

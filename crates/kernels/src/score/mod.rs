@@ -3,8 +3,8 @@
 //!
 //! The streams of single presets have scores of their own: each is written once, as its value and derivative on a vector of logits.
 //!
-//! A structure multiplies queries and keys (already scaled) and hands the products over while they are in registers. A new score is a
-//! [`PairScore`] in `builtin`, named in [`crate::mechanism::Score`].
+//! A structure multiplies queries and keys (already scaled); streams hand the products over while they are in registers, the engine of
+//! compositions in a tile. A new score is a [`PairScore`] in `builtin`, named in [`crate::mechanism::Score`].
 
 mod activation;
 pub(crate) mod builtin;

@@ -29,20 +29,16 @@ impl<T: PairScore> WithSimd for Differentiated<'_, T> {
         let mut centres = [[0.0; WIDEST]; MOST_PARAMETERS];
         typical(simd, self.score, self.into.parameters.as_ref().and_then(|p| p.typical), &mut centres);
         for key in 0..self.size[0] {
-            let mut sums = self.into.parameters.is_some().then_some([simd.splat_f32s(0.0); MOST_PARAMETERS]);
             let mut col = 0;
             if const { S::F32_LANES > 1 } {
                 while col + 4 * S::F32_LANES <= self.size[1] {
-                    self.key::<S, 4>(simd, [key, col], &centres, &mut sums);
+                    self.key::<S, 4>(simd, [key, col], &centres);
                     col += 4 * S::F32_LANES;
                 }
             }
             while col < self.size[1] {
-                self.key::<S, 1>(simd, [key, col], &centres, &mut sums);
+                self.key::<S, 1>(simd, [key, col], &centres);
                 col += S::F32_LANES;
-            }
-            if let (Some(to), Some(sums)) = (&mut self.into.parameters, sums) {
-                to.add::<S, T>(simd, sums);
             }
         }
     }
@@ -56,9 +52,9 @@ impl<T: PairScore> Differentiated<'_, T> {
         simd: S,
         [key, col]: [usize; 2],
         centres: &[[f32; WIDEST]; MOST_PARAMETERS],
-        sums: &mut Option<[S::f32s; MOST_PARAMETERS]>,
     ) {
         let (known, at, zero) = (self.known, key * self.into.stride + col, simd.splat_f32s(0.0));
+        let mut sums = self.into.parameters.is_some().then_some([zero; MOST_PARAMETERS]);
         let [mut products, mut terms, mut bias] = [[zero; N]; 3];
         products.copy_from_slice(vectors::<S, N>(self.into.slopes, at));
         terms.copy_from_slice(vectors::<S, N>(self.into.weights, at));
@@ -89,11 +85,14 @@ impl<T: PairScore> Differentiated<'_, T> {
                     vectors_mut::<S, N>(of_bias, at)[n] = x;
                 }
                 let term = if T::LOG { terms[n] } else { simd.add_f32s(terms[n], bias[n]) };
-                of_values[n] = chain_rule(simd, self.score, (term, slopes.0), of_values[n], centres, sums);
+                of_values[n] = chain_rule(simd, self.score, (term, slopes.0), of_values[n], centres, &mut sums);
             } else {
                 let slopes = self.score.slopes(simd, terms[n]);
-                of_values[n] = chain_rule(simd, self.score, (terms[n], slopes), of_values[n], centres, sums);
+                of_values[n] = chain_rule(simd, self.score, (terms[n], slopes), of_values[n], centres, &mut sums);
             }
+        }
+        if let (Some(to), Some(sums)) = (&mut self.into.parameters, sums) {
+            to.add::<S, T>(simd, sums);
         }
         vectors_mut::<S, N>(self.into.weights, at).copy_from_slice(&of_pairs);
         vectors_mut::<S, N>(self.into.slopes, at).copy_from_slice(&of_values);

@@ -9,7 +9,7 @@ use crate::{
     parallel,
     score::Exp,
     scratch::cut,
-    simd::product::{Add, Left, Right, Size, Store, add_product, store_product},
+    simd::product::{Add, Left, Right, Size, Store, Term, add_product, store_sums},
     structure::dense::{
         Head, KEYS, PANEL, Pairs, QUERIES, Row, Rows, TILE_STRIDE, Visible, log_sum::LogSums, padded, transpose,
     },
@@ -203,7 +203,8 @@ impl<'a> Held<'a> {
                 Right { data: &self.q_panels[first * (head_dim + 1)..][..width * (head_dim + 1)], stride: width };
             let g_panel = Right { data: &self.g_panels[first * value_dim..][..width * value_dim], stride: width };
             let logits = Store { data: &mut *self.weights, stride: TILE_STRIDE };
-            store_product(simd, size(seen, width, keys.depth), keys.k.as_left(), q_panel, logits);
+            // Summed as the forward pass sums them, whatever the depth.
+            store_sums(simd, Term::Product, size(seen, width, keys.depth), keys.k.as_left(), q_panel, logits);
             let pairs = Pairs {
                 norm: Row(Exp),
                 weights: &mut *self.weights,

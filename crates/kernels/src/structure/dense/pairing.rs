@@ -12,7 +12,9 @@ use super::{
 };
 use crate::{
     scratch::cut,
-    simd::product::{InPlace, Left, Right, Sink, Size, Store, product, store_product, take_rows, vectors, vectors_mut},
+    simd::product::{
+        InPlace, Left, Right, Sink, Size, Store, Term, product, store_sums, take_rows, vectors, vectors_mut,
+    },
 };
 
 /// Which stream the tokens are laid out for.
@@ -239,14 +241,14 @@ pub(super) fn score<S: Simd, N: Normalisation>(
     if visible.is_none() {
         product(simd, size, k.as_left(), panel, &mut Plain(entries));
     } else {
-        store_product(simd, size, k.as_left(), panel, entries.products());
+        store_sums(simd, Term::Product, size, k.as_left(), panel, entries.products());
         take_rows::<S, 1>(simd, 0..size.rows, size.cols, &mut entries);
     }
     norm.settle(simd, tile, state);
 }
 
 /// A sink where nothing is hidden or dropped. It takes the product's blocks out of their registers, and is compiled for each of their
-/// shapes; all others are given stored ones, in two shapes.
+/// shapes; others are given stored ones, whose entries are summed in the same order ([`store_sums`]): a pair has the same bits in either.
 pub(in crate::structure) struct Plain<T>(pub T);
 
 /// Makes entries of a product's logits.
@@ -349,7 +351,7 @@ impl<T: Normalisation> Pairs<'_, T> {
         if self.complete && self.dropout.is_none() {
             product(simd, size, values, gradients, &mut Plain(self));
         } else {
-            store_product(simd, size, values, gradients, self.products());
+            store_sums(simd, Term::Product, size, values, gradients, self.products());
             take_rows::<S, 1>(simd, 0..size.rows, size.cols, &mut self);
         }
     }

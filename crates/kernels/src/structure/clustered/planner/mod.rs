@@ -366,14 +366,19 @@ fn of_labels(labels: &[i32]) -> Members {
 /// The edges that tasks write, in the order of the tasks. Task `n` has room for `sizes[n]` edges and begins at the front;
 /// what it leaves of its room is no edge. (Lists of their own, joined, would take twice the memory.)
 fn gather(
-    sizes: impl Iterator<Item = usize> + Clone + Send,
+    sizes: impl Iterator<Item = usize> + Clone,
     grain: usize,
     task: impl Fn(usize, &mut [Edge]) + Sync,
 ) -> Vec<Edge> {
     const ABSENT: Edge = Edge { query: u32::MAX, key: u32::MAX, log_weight: 0.0 };
     let mut edges = vec![ABSENT; sizes.clone().sum()];
-    let parts = parallel::split(&mut edges, sizes).enumerate();
-    parallel::each_with(grain, parts, || (), |(), (n, part)| task(n, part));
+    let sizes: Vec<usize> = sizes.collect();
+    let groups = sizes.chunks(grain);
+    let parts = parallel::split(&mut edges, groups.clone().map(|sizes| sizes.iter().sum()));
+    parallel::each(groups.zip(parts).enumerate(), |(group, (sizes, part))| {
+        let parts = parallel::split(part, sizes.iter().copied());
+        parts.enumerate().for_each(|(n, part)| task(group * grain + n, part));
+    });
     edges.retain(|edge| *edge != ABSENT);
     edges
 }

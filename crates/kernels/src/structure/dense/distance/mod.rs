@@ -30,7 +30,7 @@ use super::{
 use crate::{
     mechanism::Manifold,
     score::distance::{Gaussian, Levy, Plane, Scale, Sphere, Student},
-    simd::product::{Size, Store, store_product},
+    simd::product::{Size, Store, Term, store_sums},
 };
 
 /// Which [`crate::score::distance::Decay`].
@@ -175,7 +175,7 @@ impl Pairing for Distances<'_> {
         panel.products(simd, rows, pairs.weights);
         let size = Size { rows, cols: pairs.columns.len(), depth: pairs.value_dim };
         let store = Store { data: &mut *pairs.slopes, stride: TILE_STRIDE };
-        store_product(simd, size, pairs.values.as_left(), pairs.gradients, store);
+        store_sums(simd, Term::Product, size, pairs.values.as_left(), pairs.gradients, store);
         self.slopes(simd, panel, &mut pairs);
     }
 
