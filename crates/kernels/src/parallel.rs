@@ -48,39 +48,44 @@ pub(crate) fn for_each_item<T: Send>(
 
 /// Runs `task` for every item, as many at once as there are threads. Items are taken in their order, one when a thread is free.
 pub(crate) fn each<T: Send>(items: impl Iterator<Item = T> + Send, task: impl Fn(T) + Sync) {
-    each_with(1, items, || (), |(), item| task(item));
+    each_grained(1, items, task);
 }
 
 /// What `make` makes of every item, in the order of the items; otherwise as [`each`].
 pub(crate) fn map<T: Send, R: Send>(items: impl Iterator<Item = T> + Send, make: impl Fn(T) -> R + Sync) -> Vec<R> {
-    map_with(1, items, || (), |(), item| make(item))
+    map_grained(1, items, make)
 }
 
-/// [`each`] with what `init` makes once for every thread; there are as many as `least` items each are enough for.
-pub(crate) fn each_with<T: Send, S>(
+/// [`each`] on no more threads than have `least` items each.
+pub(crate) fn each_grained<T: Send>(least: usize, items: impl Iterator<Item = T> + Send, task: impl Fn(T) + Sync) {
+    each_on(workers(most(&items) / least), items, || (), |(), item| task(item));
+}
+
+/// [`map`] likewise.
+pub(crate) fn map_grained<T: Send, R: Send>(
     least: usize,
+    items: impl Iterator<Item = T> + Send,
+    make: impl Fn(T) -> R + Sync,
+) -> Vec<R> {
+    map_on(workers(most(&items) / least), items, || (), |(), item| make(item))
+}
+
+/// [`each`] with what `init` makes once for every thread.
+pub(crate) fn each_with<T: Send, S>(
     items: impl Iterator<Item = T> + Send,
     init: impl Fn() -> S + Sync,
     task: impl Fn(&mut S, T) + Sync,
 ) {
-    each_on(workers(most(&items) / least.max(1)), items, init, task);
+    each_on(workers(most(&items)), items, init, task);
 }
 
 /// [`map`] likewise.
 pub(crate) fn map_with<T: Send, S, R: Send>(
-    least: usize,
     items: impl Iterator<Item = T> + Send,
     init: impl Fn() -> S + Sync,
     make: impl Fn(&mut S, T) -> R + Sync,
 ) -> Vec<R> {
-    let made = Mutex::new(Vec::new());
-    each_with(least, items.enumerate(), init, |state, (n, item)| {
-        let result = make(state, item);
-        made.lock().unwrap_or_else(PoisonError::into_inner).push((n, result));
-    });
-    let mut made = made.into_inner().unwrap_or_else(PoisonError::into_inner);
-    made.sort_unstable_by_key(|(n, _)| *n);
-    made.into_iter().map(|(_, result)| result).collect()
+    map_on(workers(most(&items)), items, init, make)
 }
 
 /// Whether something `holds` of all items.
@@ -99,15 +104,34 @@ pub(crate) fn try_each<T: Send, E: Send>(
     items: impl Iterator<Item = T> + Send,
     task: impl Fn(T) -> Result<(), E> + Sync,
 ) -> Result<(), E> {
-    let failed: Mutex<Option<(usize, E)>> = Mutex::new(None);
-    each(items.enumerate(), |(n, item)| {
-        let Err(error) = task(item) else { return };
-        let mut failed = failed.lock().unwrap_or_else(PoisonError::into_inner);
-        if failed.as_ref().is_none_or(|(first, _)| n < *first) {
-            *failed = Some((n, error));
+    let first = FirstError::default();
+    each(items.enumerate(), |(n, item)| first.take(n, task(item)));
+    first.into_inner().map_or(Ok(()), |(_, error)| Err(error))
+}
+
+/// Of the errors of numbered tasks that of the lowest number, in whatever order they come.
+pub(crate) struct FirstError<E>(Mutex<Option<(usize, E)>>);
+
+impl<E> Default for FirstError<E> {
+    fn default() -> Self {
+        Self(Mutex::new(None))
+    }
+}
+
+impl<E> FirstError<E> {
+    /// Takes the result of task `n` in.
+    pub fn take(&self, n: usize, result: Result<(), E>) {
+        let Err(error) = result else { return };
+        let mut first = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if first.as_ref().is_none_or(|(lowest, _)| n < *lowest) {
+            *first = Some((n, error));
         }
-    });
-    failed.into_inner().unwrap_or_else(PoisonError::into_inner).map_or(Ok(()), |(_, error)| Err(error))
+    }
+
+    /// The number and the error, if there is one.
+    pub fn into_inner(self) -> Option<(usize, E)> {
+        self.0.into_inner().unwrap_or_else(PoisonError::into_inner)
+    }
 }
 
 /// How many items there are at most.
@@ -130,13 +154,29 @@ fn each_on<T: Send, S>(
     });
 }
 
+fn map_on<T: Send, S, R: Send>(
+    workers: usize,
+    items: impl Iterator<Item = T> + Send,
+    init: impl Fn() -> S + Sync,
+    make: impl Fn(&mut S, T) -> R + Sync,
+) -> Vec<R> {
+    let made = Mutex::new(Vec::new());
+    each_on(workers, items.enumerate(), init, |state, (n, item)| {
+        let result = make(state, item);
+        made.lock().unwrap_or_else(PoisonError::into_inner).push((n, result));
+    });
+    let mut made = made.into_inner().unwrap_or_else(PoisonError::into_inner);
+    made.sort_unstable_by_key(|(n, _)| *n);
+    made.into_iter().map(|(_, result)| result).collect()
+}
+
 fn next_of<T>(items: &Mutex<impl Iterator<Item = T>>) -> Option<T> {
     // Only a thread that panicked loses a lock, which ends all of them.
     items.lock().unwrap_or_else(PoisonError::into_inner).next()
 }
 
-/// Calls `run` on so many threads; compiled once for all tasks. No more of them at once: a thread that waits for parts of its own task
-/// takes on parts of others only where no other thread has begun.
+/// Calls `run` once for each of so many workers; compiled once for all tasks. Every call is a job of its own (`with_max_len`): a thread
+/// that waits within its call, for parts of its task, begins another worker's only where no other thread has begun it.
 fn on_workers(workers: usize, run: &(dyn Fn() + Sync)) {
     if workers == 1 {
         return run();
@@ -223,7 +263,7 @@ mod tests {
                 };
                 let expected: Vec<_> = (0..count).map(|n| n % 7 + n * n).collect();
                 assert_eq!(map(0..count, square), expected);
-                assert_eq!(map_with(3, (0..count).filter(|_| true), || (), |(), n| n), (0..count).collect::<Vec<_>>());
+                assert_eq!(map_grained(3, (0..count).filter(|_| true), |n| n), (0..count).collect::<Vec<_>>());
                 assert!(taken.iter().all(|times| times.load(Ordering::Relaxed) == 1));
             }
         });
@@ -244,9 +284,9 @@ mod tests {
     fn what_is_made_for_a_thread_is_made_once_for_it() {
         on_pools(|| {
             let made = AtomicUsize::new(0);
-            each_with(4, 0..20, || made.fetch_add(1, Ordering::Relaxed), |_, _| ());
+            each_with(0..20, || made.fetch_add(1, Ordering::Relaxed), |_, _| ());
             let made = made.load(Ordering::Relaxed);
-            assert!((1..=5).contains(&made) && made <= rayon::current_num_threads(), "made {made} times");
+            assert!((1..=rayon::current_num_threads()).contains(&made), "made {made} times");
         });
     }
 

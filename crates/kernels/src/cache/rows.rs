@@ -178,7 +178,7 @@ impl<'a> Rows<'a> {
         let Shape { heads, head_dim, value_dim, .. } = self.token;
         let Queries { q, tokens, all, keep } = queries;
         let slices = out.chunks_exact_mut(all * value_dim).zip(norms).enumerate();
-        parallel::each_with(1, slices, Buffers::default, |buffers, (slice, (out, norm))| {
+        parallel::each_with(slices, Buffers::default, |buffers, (slice, (out, norm))| {
             let (past, first) = past(slice);
             for n in tokens.clone() {
                 let out = &mut out[n * value_dim..][..value_dim];

@@ -10,7 +10,7 @@ use crate::{
     simd::{
         Level,
         math::exp2,
-        product::{Left, Right, Size, Store, Term, sums, vectors, vectors_mut},
+        product::{Left, Right, Size, Store, Term, sum_terms, vectors, vectors_mut},
     },
 };
 
@@ -34,7 +34,7 @@ pub(super) struct Operands<'a> {
 
 /// Writes the sums of a `term` over the channels of all pairs.
 pub(super) fn terms(level: Level, term: Term, Operands { size, keys, queries }: Operands<'_>, out: &mut [f32]) {
-    sums(level, term, size, keys, queries, Store { data: out, stride: STRIDE });
+    sum_terms(level, term, size, keys, queries, Store { data: out, stride: STRIDE });
 }
 
 /// Sums over the keys so far, per query: of `|g|^p`, for log scores in units of `exp(p peak)`.

@@ -15,7 +15,7 @@ use crate::{
     call::{Layout, Target, View},
     check,
     mechanism::Bias,
-    parallel::{self, Parts},
+    parallel::{self, FirstError, Parts},
 };
 
 impl VarlenOperator {
@@ -224,21 +224,12 @@ impl VarlenOperator {
     ) -> Result<()> {
         let [alone, per_worker] = self.needed(needed);
         let work = scratch.take_for("sequences", self.scratch([alone, per_worker]), 0)?;
-        let failed: Mutex<Option<(usize, Error)>> = Mutex::new(None);
-        let attempt = |n: usize, memory: &mut [f32]| {
-            let Err(error) = task(n, memory) else { return };
-            let mut failed = failed.lock().unwrap_or_else(PoisonError::into_inner);
-            if failed.as_ref().is_none_or(|(first, _)| n < *first) {
-                *failed = Some((n, error));
-            }
-        };
+        let failed = FirstError::default();
+        let attempt = |n: usize, memory: &mut [f32]| failed.take(n, task(n, memory));
         self.alone.iter().for_each(|&n| attempt(n, work));
         let of_task = |at: usize, memory: &mut [f32]| attempt(self.shared_out[at], memory);
         parallel::for_each(self.shared_out.len(), work, per_worker, of_task);
-        match failed.into_inner().unwrap_or_else(PoisonError::into_inner) {
-            Some((n, error)) => Err(error.of_sequence(n)),
-            None => Ok(()),
-        }
+        failed.into_inner().map_or(Ok(()), |(n, error)| Err(error.of_sequence(n)))
     }
 
     fn view<'a, T: Element>(&self, x: Strided<&'a [T]>, role: Role) -> View<'a, T> {

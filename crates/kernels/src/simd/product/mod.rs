@@ -13,7 +13,9 @@ use std::mem::size_of;
 
 use pulp::Simd;
 
-pub(crate) use panels::{add_product, multiply, multiply_add, multiply_add_outer, store_product, store_sums, sums};
+pub(crate) use panels::{
+    add_product, multiply, multiply_add, multiply_add_outer, store_product, store_sums, sum_terms,
+};
 pub(crate) use stored::{InPlace, take_rows};
 
 /// Element `(row, depth)` is `data[row * row_stride + depth * depth_stride]`.

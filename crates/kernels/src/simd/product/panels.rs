@@ -44,13 +44,14 @@ pub(crate) fn multiply_add_outer(
     level.dispatch(Called { size, left, right, into });
 }
 
-/// Sums of a `term` into rows of data, as [`store_product`].
+/// Sums of a `term` into rows of `data`, as a function that is called. Unlike [`store_product`]'s they are never summed by panels, but channel
+/// after channel as in [`combine`]: the same pair has the same bits, whichever of both made it.
 pub(crate) fn store_sums<S: Simd>(simd: S, term: Term, size: Size, left: Left<'_>, right: Right<'_>, into: Store<'_>) {
     simd.vectorize(Sums { term, size, left, right, into });
 }
 
 /// [`store_sums`] on the instruction set `level`.
-pub(crate) fn sums(level: Level, term: Term, size: Size, left: Left<'_>, right: Right<'_>, into: Store<'_>) {
+pub(crate) fn sum_terms(level: Level, term: Term, size: Size, left: Left<'_>, right: Right<'_>, into: Store<'_>) {
     level.dispatch(Sums { term, size, left, right, into });
 }
 

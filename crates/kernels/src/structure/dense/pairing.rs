@@ -237,57 +237,35 @@ pub(super) fn score<S: Simd, N: Normalisation>(
 ) {
     norm.open(state);
     let size = Size { rows: tile.keys, cols: tile.queries, depth };
-    let mut entries = Entries { norm, tile: &mut *tile, part: state.part, visible };
+    let part = &mut *state.part;
     if visible.is_none() {
-        product(simd, size, k.as_left(), panel, &mut Plain(entries));
+        product(simd, size, k.as_left(), panel, &mut Entries::<_, true> { norm, tile: &mut *tile, part, visible });
     } else {
+        let mut entries = Entries::<_, false> { norm, tile: &mut *tile, part, visible };
         store_sums(simd, Term::Product, size, k.as_left(), panel, entries.products());
         take_rows::<S, 1>(simd, 0..size.rows, size.cols, &mut entries);
     }
     norm.settle(simd, tile, state);
 }
 
-/// A sink where nothing is hidden or dropped. It takes the product's blocks out of their registers, and is compiled for each of their
-/// shapes; others are given stored ones, whose entries are summed in the same order ([`store_sums`]): a pair has the same bits in either.
-pub(in crate::structure) struct Plain<T>(pub T);
-
-/// Makes entries of a product's logits.
-pub(super) struct Entries<'a, 't, N> {
+/// Makes entries of a product's logits. Of `PLAIN` tiles, where all pairs are seen, it takes the product's blocks out of their registers, and is compiled for
+/// each of their shapes; others are given stored ones ([`store_sums`]), with the same bits.
+pub(super) struct Entries<'a, 't, N, const PLAIN: bool> {
     pub norm: N,
     pub tile: &'a mut Tile<'t>,
     pub part: &'a mut [f32],
     pub visible: Option<Visible<'a>>,
 }
 
-impl<N> InPlace for Entries<'_, '_, N> {
+impl<N, const PLAIN: bool> InPlace for Entries<'_, '_, N, PLAIN> {
     fn products(&mut self) -> Store<'_> {
         Store { data: self.tile.data, stride: self.tile.stride }
     }
 }
 
-impl<S: Simd, T: Normalisation> Sink<S> for Plain<Entries<'_, '_, T>> {
+impl<S: Simd, T: Normalisation, const PLAIN: bool> Sink<S> for Entries<'_, '_, T, PLAIN> {
     #[inline(always)]
     fn take<const M: usize, const N: usize>(&mut self, simd: S, row: usize, col: usize, block: [[S::f32s; N]; M]) {
-        self.0.take_block::<S, true, M, N>(simd, row, col, block);
-    }
-}
-
-impl<S: Simd, T: Normalisation> Sink<S> for Entries<'_, '_, T> {
-    #[inline(always)]
-    fn take<const M: usize, const N: usize>(&mut self, simd: S, row: usize, col: usize, block: [[S::f32s; N]; M]) {
-        self.take_block::<S, false, M, N>(simd, row, col, block);
-    }
-}
-
-impl<T: Normalisation> Entries<'_, '_, T> {
-    #[inline(always)]
-    fn take_block<S: Simd, const PLAIN: bool, const M: usize, const N: usize>(
-        &mut self,
-        simd: S,
-        row: usize,
-        col: usize,
-        block: [[S::f32s; N]; M],
-    ) {
         // Copied out and back: in memory, the running values would be a chain of stores and loads.
         let mut part = [simd.splat_f32s(0.0); N];
         part.copy_from_slice(vectors::<S, N>(self.part, col));
@@ -309,8 +287,9 @@ impl<T: Normalisation> Entries<'_, '_, T> {
     }
 }
 
-/// Makes weights and gradients of the logits and of the products of values and output gradients.
-pub(in crate::structure) struct Pairs<'a, N> {
+/// Makes weights and gradients of the logits and of the products of values and output gradients: of `PLAIN` ones, all seen and none dropped,
+/// out of registers, of others as they are stored, as [`Entries`].
+pub(in crate::structure) struct Pairs<'a, N, const PLAIN: bool = false> {
     pub norm: N,
     /// Holds the logits, and then the weights.
     pub weights: &'a mut [f32],
@@ -324,46 +303,33 @@ pub(in crate::structure) struct Pairs<'a, N> {
     pub dropout: Option<PanelDropout<'a>>,
 }
 
-impl<N> InPlace for Pairs<'_, N> {
+impl<N, const PLAIN: bool> InPlace for Pairs<'_, N, PLAIN> {
     fn products(&mut self) -> Store<'_> {
         Store { data: self.slopes, stride: TILE_STRIDE }
     }
 }
 
-impl<S: Simd, T: Normalisation> Sink<S> for Plain<Pairs<'_, T>> {
-    #[inline(always)]
-    fn take<const M: usize, const N: usize>(&mut self, simd: S, row: usize, col: usize, block: [[S::f32s; N]; M]) {
-        self.0.take_block::<S, true, M, N>(simd, row, col, block);
-    }
-}
-
-impl<S: Simd, T: Normalisation> Sink<S> for Pairs<'_, T> {
-    #[inline(always)]
-    fn take<const M: usize, const N: usize>(&mut self, simd: S, row: usize, col: usize, block: [[S::f32s; N]; M]) {
-        self.take_block::<S, false, M, N>(simd, row, col, block);
-    }
-}
-
-impl<T: Normalisation> Pairs<'_, T> {
+impl<'a, T: Normalisation> Pairs<'a, T> {
     /// Of the product of `values` and a panel of output gradients.
     #[inline(always)]
     pub fn differentiate<S: Simd>(mut self, simd: S, size: Size, values: Left<'_>, gradients: Right<'_>) {
         if self.complete && self.dropout.is_none() {
-            product(simd, size, values, gradients, &mut Plain(self));
+            product(simd, size, values, gradients, &mut self.plain());
         } else {
             store_sums(simd, Term::Product, size, values, gradients, self.products());
             take_rows::<S, 1>(simd, 0..size.rows, size.cols, &mut self);
         }
     }
 
+    fn plain(self) -> Pairs<'a, T, true> {
+        let Self { norm, weights, slopes, shift, delta, visible, complete, dropout } = self;
+        Pairs { norm, weights, slopes, shift, delta, visible, complete, dropout }
+    }
+}
+
+impl<S: Simd, T: Normalisation, const PLAIN: bool> Sink<S> for Pairs<'_, T, PLAIN> {
     #[inline(always)]
-    fn take_block<S: Simd, const PLAIN: bool, const M: usize, const N: usize>(
-        &mut self,
-        simd: S,
-        row: usize,
-        col: usize,
-        block: [[S::f32s; N]; M],
-    ) {
+    fn take<const M: usize, const N: usize>(&mut self, simd: S, row: usize, col: usize, block: [[S::f32s; N]; M]) {
         let mut rows = [[simd.splat_f32s(0.0); 2]; N];
         for (n, row) in rows.iter_mut().enumerate() {
             *row = [vectors::<S, N>(self.shift, col)[n], vectors::<S, N>(self.delta, col)[n]];

@@ -19,7 +19,7 @@ use crate::{
         map::Map,
         tiles::{self, TileScore},
     },
-    simd::product::{Left, Right, Size, Store, sums},
+    simd::product::{Left, Right, Size, Store, sum_terms},
     structure::dense::{Rows, positions},
 };
 
@@ -277,7 +277,7 @@ impl<'a> Core<'a> {
     pub fn terms(&self, head: &Head<'_>, x: Left<'_>, rows: usize, out: Store<'_>) {
         let size = Size { rows, cols: width(head.count), depth: self.sizes.dim };
         let landmarks = Right { data: head.landmarks.transposed, stride: self.sizes.mp };
-        sums(self.call.level, head.score.term(), size, x, landmarks, out);
+        sum_terms(self.call.level, head.score.term(), size, x, landmarks, out);
     }
 
     /// Writes terms and affinities between `count` rows of `x` and the landmarks, to rows of `stride`.

@@ -40,12 +40,9 @@ impl<'a> Panels<'a> {
     /// The rows `tokens` of `x [.., dim]`, written to `buffer`.
     pub fn new(x: &[f32], dim: usize, tokens: &[u32], level: Level, buffer: &'a mut [f32]) -> Self {
         let groups = buffer.chunks_mut(GROUP * dim).zip(tokens.chunks(GROUP));
-        parallel::each_with(
-            grain(GROUPS),
-            groups,
-            || (),
-            |(), (buffer, tokens)| transpose(TokenRows::in_one_piece(x, dim), tokens, |_| 1.0, buffer),
-        );
+        parallel::each_grained(grain(GROUPS), groups, |(buffer, tokens)| {
+            transpose(TokenRows::in_one_piece(x, dim), tokens, |_| 1.0, buffer)
+        });
         Self { data: buffer, n: tokens.len(), dim, level }
     }
 
@@ -53,15 +50,10 @@ impl<'a> Panels<'a> {
     /// written. Returns the sums of `nearest` over groups of [`Panels::group`] tokens.
     pub fn nearer(&self, centre: &[f32], label: u32, nearest: &mut [f32], labels: &mut [u32]) -> Vec<f64> {
         let groups = self.data.chunks(GROUP * self.dim).zip(nearest.chunks_mut(GROUP)).zip(labels.chunks_mut(GROUP));
-        parallel::map_with(
-            grain(GROUPS),
-            groups,
-            || (),
-            |(), ((panels, nearest), labels)| {
-                self.level.dispatch(Nearer { panels, centre, label, nearest, labels });
-                sum(nearest)
-            },
-        )
+        parallel::map_grained(grain(GROUPS), groups, |((panels, nearest), labels)| {
+            self.level.dispatch(Nearer { panels, centre, label, nearest, labels });
+            sum(nearest)
+        })
     }
 
     /// Tokens per sum of [`Panels::nearer`].
@@ -73,14 +65,9 @@ impl<'a> Panels<'a> {
     /// `half_squares`: half the squared norms of the centres, by which products become distances.
     pub fn assign(&self, centres: &[f32], half_squares: &[f32], labels: &mut [u32]) {
         let groups = self.data.chunks(GROUP * self.dim).zip(labels.chunks_mut(GROUP));
-        parallel::each_with(
-            grain(GROUPS),
-            groups,
-            || (),
-            |(), (panels, labels)| {
-                self.level.dispatch(Assign { panels, dim: self.dim, centres, half_squares, labels });
-            },
-        );
+        parallel::each_grained(grain(GROUPS), groups, |(panels, labels)| {
+            self.level.dispatch(Assign { panels, dim: self.dim, centres, half_squares, labels });
+        });
     }
 
     /// Number of tokens.

@@ -32,7 +32,7 @@ impl Head<'_> {
             }
             chosen
         };
-        parallel::map_with(1, queries.chunks(QUERIES), || (Scratch::default(), ranking.choices()), of_task).concat()
+        parallel::map_with(queries.chunks(QUERIES), || (Scratch::default(), ranking.choices()), of_task).concat()
     }
 }
 

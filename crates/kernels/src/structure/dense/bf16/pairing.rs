@@ -111,7 +111,7 @@ impl<T: Normalisation> Rounded for Dot<'_, T> {
             let rows = from..(from + tiles.band()).min(tile.keys);
             let (stride, cols) = (tile.stride, tile.queries);
             multiply(simd, tiles, operands, (rows.clone(), false), (&mut *tile.data, stride));
-            let mut entries = Entries { norm, tile: &mut *tile, part: state.part, visible };
+            let mut entries = Entries::<_, false> { norm, tile: &mut *tile, part: state.part, visible };
             take_rows::<S, 4>(simd, rows, cols, &mut entries);
         }
         norm.settle(simd, tile, state);
@@ -127,7 +127,7 @@ impl<T: Normalisation> Rounded for Dot<'_, T> {
     ) {
         let PairTile { weights, slopes, shift, delta, visible, complete, dropout, .. } = pairs;
         let norm = Scaled::of(&self, tiles);
-        let mut pairs = Pairs { norm, weights, slopes, shift, delta, visible, complete, dropout };
+        let mut pairs: Pairs<'_, _> = Pairs { norm, weights, slopes, shift, delta, visible, complete, dropout };
         let (rows, cols) = (visible.keys.len(), scores.1.stride);
         for from in (0..rows).step_by(tiles.band()) {
             let band = from..(from + tiles.band()).min(rows);
