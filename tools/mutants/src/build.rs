@@ -114,7 +114,8 @@ impl Copy {
         let workspace = fs::read_to_string(root.join("Cargo.toml"))?;
         let members = format!("members = [\"crates/{name}\"]");
         let workspace = workspace.lines().map(|line| if line.starts_with("members") { &members } else { line });
-        fs::write(folder.join("Cargo.toml"), workspace.collect::<Vec<_>>().join("\n"))?;
+        let workspace = workspace.collect::<Vec<_>>().join("\n") + &profile(name);
+        fs::write(folder.join("Cargo.toml"), workspace)?;
         fs::copy(root.join("Cargo.lock"), folder.join("Cargo.lock"))?;
         let manifest = fs::read_to_string(original.join("Cargo.toml"))?;
         // Neither the benchmarks nor the lints.
@@ -157,7 +158,6 @@ impl Copy {
         let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
         let output = Command::new(cargo)
             .args(["test", "--release", "--no-run", "--message-format", "json"])
-            .args(profile(&self.name))
             .args(which)
             .current_dir(&self.folder)
             .env("CARGO_TARGET_DIR", self.root.join(target))
@@ -174,10 +174,9 @@ impl Copy {
 }
 
 /// The package, and the kernels where it stands on them, are compiled with less effort than the rest: it takes longer than to test them.
-fn profile(name: &str) -> Vec<String> {
+fn profile(name: &str) -> String {
     let packages = BTreeSet::from(["kernels", name]);
-    let less = |name| format!("--config=profile.release.package.resolvent-{name}.opt-level=1");
-    packages.into_iter().map(less).collect()
+    packages.iter().map(|name| format!("\n[profile.release.package.resolvent-{name}]\nopt-level = 1\n")).collect()
 }
 
 /// Leaves a file as it is that holds `text` already, so that it is not compiled again.
