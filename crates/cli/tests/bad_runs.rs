@@ -97,7 +97,9 @@ fn arguments_that_name_nothing_are_wrong_usage() {
 #[test]
 fn options_that_say_nothing_beside_others_are_refused() {
     let sandbox = tiny::sandbox();
-    let cases: [(&[&str], &str); 6] = [
+    let cases: [(&[&str], &str); 8] = [
+        (&["train", "--config", "imdb-paper"], "--data text:PATH"),
+        (&["compare", "--config", "language"], "--data corpus:PATH"),
         (&["explain", "--show", "0", "--query", "1,1"], "--query"),
         (&["completions", "bash", "--json"], "--json"),
         (&["generate", "--temperature", "0", "--top-k", "3"], "--top-k"),
@@ -113,8 +115,9 @@ fn options_that_say_nothing_beside_others_are_refused() {
 #[test]
 fn options_of_another_kind_of_call_are_wrong_usage() {
     let sandbox = tiny::sandbox();
-    let cases: [&[&str]; 7] = [
+    let cases: [&[&str]; 8] = [
         &["eval", "--max-tokens", "9", "--image-size", "9"],
+        &["eval", "--ablate", "0.5", "--image-size", "9"],
         &["eval", "--max-tokens", "9", "--ablate", "0.5"],
         &["eval", "--ablate-pairs", "--attention", "fna"],
         &["bench", "--tokens", "64", "--pixels", "32"],

@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use clap::Args;
 use resolvent_lab::{
     checkpoint::{Checkpoint, Expectation},
+    data::cut_note,
     predict::{Classified, ClassifiedPicture, Classifier, PictureClassifier},
     progress::tell,
 };
@@ -12,7 +13,7 @@ use serde_json::json;
 
 use super::{
     devices::DeviceArg,
-    texts::{Texts, cut_note, unknown_note},
+    texts::{Texts, unknown_note},
 };
 use crate::{Error, args::Global, elapsed::Elapsed, error::Result, output};
 

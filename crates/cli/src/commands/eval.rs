@@ -6,7 +6,7 @@ use clap::Args;
 use resolvent_lab::{
     checkpoint::{Checkpoint, Expectation},
     columns::counted,
-    data::{Data, DataSpec},
+    data::{Data, DataSpec, cut_note},
     device::Device,
     eval,
     evaluation::Evaluation,
@@ -18,7 +18,6 @@ use serde_json::json;
 use super::{
     devices::DeviceArg,
     recipe::{Attention, data, grid, load},
-    texts::cut_note,
 };
 use crate::{Error, args::Global, elapsed::Elapsed, error::Result, output};
 
@@ -45,7 +44,7 @@ pub struct Eval {
     max_tokens: Option<u32>,
     /// Evaluate a classifier of texts with its attention losing each token with these probabilities (the same tokens for all
     /// queries of a text)
-    #[arg(long, value_name = "SHARE,SHARE", value_delimiter = ',', conflicts_with = "max_tokens")]
+    #[arg(long, value_name = "SHARE,SHARE", value_delimiter = ',', conflicts_with_all = ["image_size", "max_tokens"])]
     ablate: Vec<f64>,
     /// With --ablate: lose pairs of a query and a key, each by itself, in place of tokens. For softmax and fna
     #[arg(long, requires = "ablate", conflicts_with = "attention")]

@@ -133,15 +133,20 @@ impl RecipeArgs {
     }
 }
 
-/// The data set that `recipe` names.
+/// The data set that `recipe` names; generated pictures for a model of pictures that names none.
 pub fn data(recipe: &Recipe) -> Result<DataSpec> {
-    let spec = recipe.data.as_deref().unwrap_or("shapes");
-    let invalid = |e: data::Error| resolvent_lab::Error::Recipe {
-        file: "recipe".into(),
-        field: "data".into(),
-        problem: format!("is not valid: {e}"),
+    let fail = |problem| resolvent_lab::Error::Recipe { file: "recipe".into(), field: "data".into(), problem };
+    let spec = match (&recipe.data, &recipe.model) {
+        (Some(spec), _) => spec,
+        (None, ModelRecipe::Text(_) | ModelRecipe::Language(_)) => {
+            let example = if matches!(recipe.model, ModelRecipe::Text(_)) { "text:PATH" } else { "corpus:PATH" };
+            return Err(
+                fail(format!("is missing, and the model is one of text; name it, such as `--data {example}`")).into()
+            );
+        }
+        (None, _) => "shapes",
     };
-    Ok(spec.parse().map_err(invalid)?)
+    Ok(spec.parse().map_err(|e: data::Error| fail(format!("is not valid: {e}")))?)
 }
 
 /// The data set that `source` names; how far its reading has come is told on standard error.

@@ -43,11 +43,6 @@ impl Texts {
     }
 }
 
-/// `3 of 7 texts were cut to their first 512 tokens`; `None` for none of them.
-pub fn cut_note(cut: usize, of: usize, what: &str, max_tokens: usize) -> Option<String> {
-    (cut > 0).then(|| format!("{cut} of {of} {what} were cut to their first {max_tokens} tokens"))
-}
-
 /// `2 of 7 texts are mostly of tokens that the model's vocabulary does not have`; `None` for none of them.
 pub fn unknown_note(unknown: usize, of: usize, what: &str) -> Option<String> {
     let why = "consist mostly of tokens that the model's vocabulary does not have: what it says of them means little";

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use clap::Args;
 use resolvent_lab::{
     bleu::bleu,
+    data::cut_note,
     predict::{TextTranslator, Translated},
     progress::tell,
 };
@@ -13,7 +14,7 @@ use serde_json::json;
 use super::{
     devices::DeviceArg,
     material::Trained,
-    texts::{Texts, cut_note, read_lines, unknown_note},
+    texts::{Texts, read_lines, unknown_note},
 };
 use crate::{Error, args::Global, error::Result, output};
 

@@ -93,9 +93,14 @@ impl Encoded {
 
     /// What a reader should know of how the texts `what` were read; `None` if nothing.
     pub fn note(&self, what: &str, max_tokens: usize) -> Option<String> {
-        let cut = self.cut();
-        (cut > 0).then(|| format!("{cut} of {} {what} were cut to their first {max_tokens} tokens", self.len()))
+        cut_note(self.cut(), self.len(), what, max_tokens)
     }
+}
+
+/// `3 of 7 texts were cut to their first 512 tokens`; `None` for none of them.
+pub fn cut_note(cut: usize, of: usize, what: &str, max_tokens: usize) -> Option<String> {
+    let first = if max_tokens == 1 { "first token".into() } else { format!("first {max_tokens} tokens") };
+    (cut > 0).then(|| format!("{cut} of {of} {what} were cut to their {first}"))
 }
 
 /// What stands in padding, which no answer depends on.

@@ -27,7 +27,7 @@ mod vocabulary;
 
 pub use batches::{BatchPlan, Batches};
 pub use corpus::{CorpusDataset, CorpusSpec};
-pub use encoded::{Encoded, Padded, by_budget, by_length};
+pub use encoded::{Encoded, Padded, by_budget, by_length, cut_note};
 pub use images::{LabelFile, Sizing, WebDataset};
 pub use loader::{PictureBatch, PictureLoader};
 pub use matching::{Documents, MatchDataset, MatchSpec, MatchSplit};

@@ -6,7 +6,7 @@ use crate::support::{finished, stopping};
 use resolvent_lab::{
     Error, Recipe,
     checkpoint::{Checkpoint, parts},
-    data::{Listops, TextDataset, TextSplit},
+    data::{Listops, TextDataset, TextSplit, cut_note},
     device::Device,
     eval, metrics,
     predict::Classifier,
@@ -87,6 +87,8 @@ fn long_texts_are_cut_and_counted() {
     let cut = data.train.texts[0].iter().filter(|text| text.split(' ').count() > 6).count();
     assert_eq!(task.notes()[0], format!("{cut} of 96 training texts were cut to their first 6 tokens"));
     assert!(data.task(&recipe("")).unwrap().notes().is_empty());
+    let word = cut_note(1, 2, "texts", 1);
+    assert_eq!(word.as_deref(), Some("1 of 2 texts were cut to their first token"));
     let (folder, short) = (tempfile::tempdir().unwrap(), recipe("[text]\nmax_tokens = 6"));
     let summary = finished(train::run(&short, &data, &TrainOptions::new(folder.path())).unwrap());
     let cut = data.test.texts[0].iter().filter(|text| text.split(' ').count() > 6).count();

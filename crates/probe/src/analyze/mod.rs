@@ -33,7 +33,7 @@ use rand_chacha::ChaCha8Rng;
 use rand_distr::{Distribution, StandardNormal};
 use rayon::prelude::*;
 use resolvent_graph::HeadExtras;
-use resolvent_kernels::{Mechanism, Parameter};
+use resolvent_kernels::{Mechanism, Parameter, mechanism::Structure};
 use resolvent_lab::{Error, Result, candidate::Candidate, environment::Environment};
 
 use graph::{Baseline, Head, diagnose};
@@ -323,4 +323,12 @@ fn record(
         }
     }
     Ok(())
+}
+
+/// The window of a mechanism of all pairs.
+fn window(mechanism: &Mechanism) -> Option<usize> {
+    match mechanism.values().structure {
+        Structure::Dense(dense) => dense.window,
+        _ => None,
+    }
 }

@@ -7,7 +7,7 @@ use resolvent_kernels::{
 };
 use resolvent_lab::{memory::peak_above, stats::finite_median};
 
-use super::{AnalyzeOptions, CallResult, OutputError, Sequence, learned::extras, verdict::window};
+use super::{AnalyzeOptions, CallResult, OutputError, Sequence, learned::extras, window};
 
 /// Softmax's rows are shares to within this.
 const WHOLE: f32 = 1e-3;

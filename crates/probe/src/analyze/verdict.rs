@@ -9,7 +9,7 @@ use serde::Serialize;
 
 use super::{
     DIRECTIONS, GAP, HOPS, IMPORTANCE, LARGEST_ROW, NEGATIVE, Quantity, ROWS, SUBSPACE, Sample, Tally,
-    sentence::sentence,
+    sentence::sentence, window,
 };
 
 /// Up to this share of softmax's output (after one factor per head) an error is one that a model hardly notices: about
@@ -231,14 +231,6 @@ fn finding(baseline: bool, n: &Numbers) -> Finding {
         _ if n.close_nearer > 0 => Finding::SomeHeads,
         Some(_) if n.mean_of_values.is_none() => Finding::NeedsTraining,
         Some(_) => beside_mean(n.beside_mean),
-    }
-}
-
-/// The window of a mechanism of all pairs.
-pub(super) fn window(mechanism: &Mechanism) -> Option<usize> {
-    match mechanism.values().structure {
-        Structure::Dense(dense) => dense.window,
-        _ => None,
     }
 }
 
