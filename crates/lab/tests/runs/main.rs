@@ -10,5 +10,6 @@ mod long_range;
 mod optimisers;
 mod own;
 mod pairs;
+mod pictures;
 mod texts;
 mod tokenizers;

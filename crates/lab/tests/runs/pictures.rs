@@ -1,9 +1,8 @@
 //! Training end to end on a few generated pictures.
 
-mod support;
-
 use std::{fs, path::Path, sync::Arc};
 
+use crate::support::{Notes, finished, newest, reported, stopping, weights};
 use burn::tensor::Device;
 use resolvent::{
     Mechanism, Precision,
@@ -20,7 +19,6 @@ use resolvent_lab::{
     schedule::Plan,
     train::{self, Ended, Outcome, Resume, Samples, Seen, TrainOptions},
 };
-use support::{Notes, finished, newest, reported, stopping, weights};
 
 fn pictures() -> PictureDataset {
     PictureSpec::parse("shapes:seed=3,size=16,train=72,test=24,difficulty=0").unwrap().load().unwrap()
