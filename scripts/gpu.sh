@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # What can be said here about GPUs, in two parts:
-#   tests   those that run on a GPU, through wgpu: any Vulkan driver will do, Mesa's runs on the processor; without one they are compiled
+#   tests   those that run on a GPU, through wgpu: any Vulkan driver will do, Mesa's runs on the processor; without one they are linted
 #   types   a type check for CUDA
 # `scripts/gpu.sh [tests|types]`; without an argument both parts.
 set -euo pipefail

@@ -68,6 +68,8 @@ fn malformed_recipes_are_named_with_file_and_field() {
     refused(&sandbox, 1, &["train", "--config", "no.toml"], &["no.toml", "not found"]);
     refused(&sandbox, 1, &["train", "--config", "latin1.toml"], &["latin1.toml", "UTF-8"]);
     refused(&sandbox, 1, &["compare", "--config", "no.toml"], &["no.toml"]);
+    refused(&sandbox, 1, &["train", "--config", "imdb-paper"], &["`data`", "--data text:PATH"]);
+    refused(&sandbox, 1, &["compare", "--config", "language"], &["`data`", "--data corpus:PATH"]);
     sandbox.write("m.json", r#"{"mechanism": "infsa", "gama": 1}"#);
     refused(&sandbox, 1, &["train", "--attention", "m.json"], &["m.json", "`gama`"]);
     refused(&sandbox, 1, &["train", "--attention", "no.json"], &["no.json", "not found"]);
@@ -97,9 +99,7 @@ fn arguments_that_name_nothing_are_wrong_usage() {
 #[test]
 fn options_that_say_nothing_beside_others_are_refused() {
     let sandbox = tiny::sandbox();
-    let cases: [(&[&str], &str); 8] = [
-        (&["train", "--config", "imdb-paper"], "--data text:PATH"),
-        (&["compare", "--config", "language"], "--data corpus:PATH"),
+    let cases: [(&[&str], &str); 6] = [
         (&["explain", "--show", "0", "--query", "1,1"], "--query"),
         (&["completions", "bash", "--json"], "--json"),
         (&["generate", "--temperature", "0", "--top-k", "3"], "--top-k"),

@@ -43,7 +43,7 @@ pub struct RecipeArgs {
     /// pairs of documents: documents[:SETTINGS], retrieval:DIR[?bytes=BYTES];
     /// translations: multi30k:DIR, pairs:DIR?from=LANGUAGE&to=LANGUAGE, pairs:SOURCE,TARGET;
     /// plain text: corpus:PATH, corpus:TRAIN[,VALIDATION],TEST; associative recall: mqar[:SETTINGS]
-    /// [default: the recipe's, else shapes]
+    /// [default: the recipe's, else shapes for a model of pictures]
     #[arg(long, value_name = "KIND:PATH")]
     pub data: Option<DataSpec>,
     /// Passes over the training examples; a recipe's own limit of minutes, meant for its own number of them, is then none
@@ -135,18 +135,17 @@ impl RecipeArgs {
 
 /// The data set that `recipe` names; generated pictures for a model of pictures that names none.
 pub fn data(recipe: &Recipe) -> Result<DataSpec> {
-    let fail = |problem| resolvent_lab::Error::Recipe { file: "recipe".into(), field: "data".into(), problem };
+    let invalid = |problem| resolvent_lab::Error::Recipe { file: "recipe".into(), field: "data".into(), problem };
+    let missing = |example: &str| {
+        invalid(format!("is missing, and the model is one of text; name it, such as `--data {example}`"))
+    };
     let spec = match (&recipe.data, &recipe.model) {
         (Some(spec), _) => spec,
-        (None, ModelRecipe::Text(_) | ModelRecipe::Language(_)) => {
-            let example = if matches!(recipe.model, ModelRecipe::Text(_)) { "text:PATH" } else { "corpus:PATH" };
-            return Err(
-                fail(format!("is missing, and the model is one of text; name it, such as `--data {example}`")).into()
-            );
-        }
+        (None, ModelRecipe::Text(_)) => return Err(missing("text:PATH").into()),
+        (None, ModelRecipe::Language(_)) => return Err(missing("corpus:PATH").into()),
         (None, _) => "shapes",
     };
-    Ok(spec.parse().map_err(|e: data::Error| fail(format!("is not valid: {e}")))?)
+    Ok(spec.parse().map_err(|e: data::Error| invalid(format!("is not valid: {e}")))?)
 }
 
 /// The data set that `source` names; how far its reading has come is told on standard error.

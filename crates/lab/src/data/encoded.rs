@@ -97,7 +97,8 @@ impl Encoded {
     }
 }
 
-/// `3 of 7 texts were cut to their first 512 tokens`; `None` for none of them.
+/// What a reader should know of texts that are longer than the `max_tokens` that a model reads: `3 of 7 texts were cut to their first 512
+/// tokens`; `None` where none was `cut`.
 pub fn cut_note(cut: usize, of: usize, what: &str, max_tokens: usize) -> Option<String> {
     let first = if max_tokens == 1 { "first token".into() } else { format!("first {max_tokens} tokens") };
     (cut > 0).then(|| format!("{cut} of {of} {what} were cut to their {first}"))
