@@ -209,6 +209,14 @@ fn sequences() -> Vec<Case> {
             )
         },
         Case {
+            args: &["--reference"],
+            config: r#"{"mechanism": "softmax", "bias": {"kind": "tensor"}}"#,
+            ..plain(
+                |t| bounds(one(t), "cu_seqlens", &[0, 2, 5]).f32("bias", &[1, 3, 5, 5], &[0.0; 75]),
+                &["bias tensor", "alibi"],
+            )
+        },
+        Case {
             config: r#"{"mechanism": "softmax", "bias": {"kind": "grid", "height": 1, "width": 2}}"#,
             ..plain(|t| bounds(one(t), "cu_seqlens", &[0, 2, 5]), &["sequence 1", "grid"])
         },

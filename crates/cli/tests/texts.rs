@@ -147,6 +147,9 @@ fn fields_that_only_ssa_reads_are_told() {
     assert!(told("plan_layers = 2\ndepth = 2", "softmax", "b"));
     assert!(!told("plan_layers = 2\ndepth = 2", "ssa", "c"));
     assert!(!told("", "softmax", "d"));
+    let args = ["train", "--data", "shapes:size=16,train=64,test=16", "--max-steps", "1", "--out", "e"];
+    let args = [&args[..], &["--set", "schedule.batch_size=8", "--set", "text.max_tokens=5"]].concat();
+    assert!(sandbox.run(&args).success().stderr.contains("`text` is for models of text"));
 }
 
 #[test]

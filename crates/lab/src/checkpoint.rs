@@ -16,7 +16,8 @@ use burn::{
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    Error, Recipe, Result, budget::Held, data::Vocabulary, evaluation::Metric, schedule::Plan, source::Document,
+    Error, Recipe, Result, budget::Held, clock::Breakdown, data::Vocabulary, evaluation::Metric, schedule::Plan,
+    source::Document,
 };
 
 mod expectation;
@@ -128,6 +129,12 @@ pub struct State {
     pub expects: Expectation,
     /// Seconds spent so far.
     pub seconds: f64,
+    /// Where that time went.
+    #[serde(default)]
+    pub time: Breakdown,
+    /// The steps that were done when the model was last evaluated.
+    #[serde(default)]
+    pub evaluated: usize,
     /// Sum and number of the losses of the epoch under way.
     pub epoch_loss: (f64, usize),
     /// Sum and number of the losses since the last line of metrics.
@@ -142,6 +149,24 @@ pub struct State {
     pub origin: Option<Origin>,
     /// Length of the metrics file when the checkpoint was made.
     pub metrics_bytes: u64,
+}
+
+impl State {
+    /// The epoch, counted from 1, that the steps done are in or end.
+    pub(crate) fn epoch(&self) -> usize {
+        self.step.div_ceil(self.plan.steps_per_epoch)
+    }
+
+    /// Whether an epoch, or the run, ends here and the model was not evaluated yet: the session before was stopped while it was.
+    pub(crate) fn is_unjudged(&self) -> bool {
+        self.plan.ends_epoch(self.step) && self.epoch_loss.1 > 0 && self.evaluated < self.step
+    }
+
+    /// Whether there was no better epoch for as long as the recipe waits.
+    pub(crate) fn is_exhausted(&self) -> bool {
+        let best = self.best.as_ref().map_or(self.epoch(), |best| best.epoch);
+        self.recipe.regularisation.patience.is_some_and(|patience| self.epoch() - best >= patience)
+    }
 }
 
 /// What is on the disk: the state, and what every other file must be.

@@ -7,6 +7,7 @@ pub mod budget;
 pub mod calibration;
 pub mod candidate;
 pub mod checkpoint;
+mod clock;
 pub mod columns;
 pub mod compare;
 pub mod data;

@@ -120,11 +120,7 @@ fn recipe(args: &Train, global: &Global) -> Result<Recipe> {
         recipe = attention.replacement(&recipe, None)?.in_recipe(recipe);
     }
     let recipe = args.recipe.change(recipe, begun.as_ref(), global)?;
-    if let Some(field) = recipe.model.clustering()
-        && !recipe.mechanisms().any(|mechanism| mechanism.clustering().is_some())
-    {
-        tracing::warn!("`{field}` is for mechanisms with clusters: {} makes no use of it", recipe.mechanism.id());
-    }
+    recipe.without_effect().iter().for_each(|(field, why)| tracing::warn!("`{field}` {why}"));
     Ok(recipe)
 }
 

@@ -286,7 +286,8 @@ fn check(recipe: &Recipe, options: &CompareOptions) -> Result<()> {
 /// What the folder's runs share: read back, or decided now.
 fn shared<D: TaskData>(recipe: &Recipe, data: &D, options: &CompareOptions) -> Result<(Claim, Shared)> {
     let common = |recipe: &Recipe| Recipe { mechanism: Mechanism::default(), seed: 0, ..recipe.clone() };
-    let claim = || Claim::take(&options.out_dir, &[RESULTS, REPORT], Contents::Comparison);
+    // A folder of something else is refused before anything is timed.
+    let claim = Claim::take(&options.out_dir, &[RESULTS, REPORT], Contents::Comparison)?;
     let file = options.out_dir.join(COMPARISON);
     let (identity, task) = (data.identity(), data.task(recipe)?);
     // An impossible model at the end of the list is told before the first is trained.
@@ -296,13 +297,12 @@ fn shared<D: TaskData>(recipe: &Recipe, data: &D, options: &CompareOptions) -> R
     if let Some(saved) = read_shared(&file)? {
         saved.data.check(&identity, &file)?;
         return match common(&saved.recipe).difference(&common(recipe)) {
-            None => Ok((claim()?, saved)),
+            None => Ok((claim, saved)),
             Some((field, saved, now)) => Err(Error::Mismatch { path: file, field, saved, now }),
         };
     }
     let plan = plan(recipe, &task, &identity.name, options)?;
     let shared = Shared { recipe: recipe.clone(), data: identity, plan };
-    let claim = claim()?;
     write_atomically(&file, &to_json(&shared)?)?;
     Ok((claim, shared))
 }

@@ -27,6 +27,21 @@ fn gain(metric: Metric, better: f64, than: f64) -> f64 {
     if metric.is_better(0.0, 1.0) { than - better } else { better - than }
 }
 
+/// Points within which two sums of the same numbers may differ.
+const ROUNDING: f64 = 1e-9;
+
+/// In percent, from the test examples of pairs of runs: those of one run, as every seed is tested on the same.
+fn of_examples(metric: Metric, pairs: &[[&RunResult; 2]]) -> Option<Interval> {
+    let shares = |at: usize| pairs.iter().map(|pair| pair[at].accuracy).sum::<Option<f64>>();
+    let [best, own] = pairs.first()?.map(|run| run.examples);
+    if metric != Metric::Accuracy || best == 0 || own == 0 {
+        return None;
+    }
+    let shares = [shares(0)?, shares(1)?].map(|sum| sum / pairs.len() as f64);
+    let Interval { low, high } = Interval::of_difference(shares, [best, own]);
+    Some(Interval { low: 100.0 * low, high: 100.0 * high })
+}
+
 const fn decimals(metric: Metric) -> usize {
     if matches!(metric, Metric::BitsPerByte | Metric::Loss) { 4 } else { 2 }
 }
@@ -74,8 +89,9 @@ impl Comparison {
         entries
     }
 
-    /// How much worse than the best `entry` is, with the interval of the mean over the seeds that both have, in pairs; with one such seed,
-    /// of accuracies, that of the test examples. Every interval is of its own difference: of many mechanisms that are alike, a few seem
+    /// How much worse than the best `entry` is, with the interval of the mean over the seeds that both have, in pairs. One such seed, or
+    /// differences that are all the same, as few test examples make them, say nothing of their spread: then, of accuracies, it is that of
+    /// the test examples. Every interval is of its own difference: of many mechanisms that are alike, a few seem
     /// worse than the best by chance.
     pub fn beside_best(&self, entry: &Entry) -> Difference {
         let (metric, best) = (self.metric(), self.ranked()[0]);
@@ -84,46 +100,49 @@ impl Comparison {
             own.filter_map(|run| Some([best.runs.iter().find(|other| other.seed == run.seed)?, run])).collect();
         let gain_of = |[best, own]: &[&RunResult; 2]| Some(gain(metric, of_run(metric, best)?, of_run(metric, own)?));
         let gains: Vec<f64> = pairs.iter().filter_map(gain_of).collect();
-        let interval = match pairs[..] {
-            [
-                [
-                    RunResult { accuracy: Some(best), examples: many @ 1.., .. },
-                    RunResult { accuracy: Some(own), examples: others @ 1.., .. },
-                ],
-            ] if metric == Metric::Accuracy => {
-                let Interval { low, high } = Interval::of_difference([*best, *own], [*many, *others]);
-                Some(Interval { low: 100.0 * low, high: 100.0 * high })
-            }
-            _ => Interval::of_mean(&gains),
-        };
+        let of_seeds = Interval::of_mean(&gains).filter(|interval| interval.high - interval.low > ROUNDING);
+        let interval = of_seeds.or_else(|| of_examples(metric, &pairs));
         let points = match gains.len() {
             0 => gain(metric, mean(metric, best), mean(metric, entry)),
             count => gains.iter().sum::<f64>() / count as f64,
         };
-        Difference { points, interval, of_seeds: pairs.len() > 1, decimals: decimals(metric) }
+        Difference { points, interval, of_seeds: of_seeds.is_some(), decimals: decimals(metric) }
     }
 
     /// What the comparison comes to.
     pub fn headline(&self) -> String {
         let (metric, ranked) = (self.metric(), self.ranked());
-        let Some((best, others)) = ranked.split_first() else { return "No run ended.".into() };
+        let Some(best) = ranked.first().map(|best| mean(metric, best)) else { return "No run ended.".into() };
         let digits = decimals(metric);
-        let reached = format!("{:.digits$} {}", mean(metric, best), metric.unit());
-        let Some(next) = others.first() else { return format!("{} has {reached}.", best.name) };
-        let leads = format!("{} leads with {reached}", best.name);
-        let even: Vec<&str> =
-            others.iter().filter(|entry| !self.beside_best(entry).is_told()).map(|entry| entry.name.as_str()).collect();
+        let reached = format!("{best:.digits$} {}", metric.unit());
+        let (leaders, others) =
+            ranked.split_at(ranked.partition_point(|entry| (mean(metric, entry) - best).abs() < ROUNDING));
+        let leaders: Vec<&str> = leaders.iter().map(|entry| entry.name.as_str()).collect();
+        let names = leaders.join(", ");
+        let (leads, it) = match (leaders.len(), others.len()) {
+            (1, 0) => return format!("{names} has {reached}."),
+            (_, 0) => return format!("{names} all have {reached}."),
+            (1, _) => (format!("{names} leads with {reached}"), "it"),
+            _ => (format!("{names} lead alike with {reached}"), "them"),
+        };
         let differences: Vec<Difference> = others.iter().map(|entry| self.beside_best(entry)).collect();
-        let of = if differences.iter().any(|difference| difference.of_seeds) { "seeds" } else { "test examples" };
+        let even: Vec<&str> =
+            others.iter().zip(&differences).filter(|(_, d)| !d.is_told()).map(|(e, _)| e.name.as_str()).collect();
+        let by = |of_seeds: bool| differences.iter().any(|d| d.interval.is_some() && d.of_seeds == of_seeds);
+        let of = match (by(true), by(false)) {
+            (true, true) => "seeds and test examples",
+            (true, false) => "seeds",
+            _ => "test examples",
+        };
         let told = match even[..] {
-            [] => format!(", {} {} before {}", self.beside_best(next).text(), metric.points(), next.name),
+            [] => format!(", {} {} before {}", differences[0].text(), metric.points(), others[0].name),
             _ if differences.iter().all(|difference| difference.interval.is_none()) => {
                 let one = ranked.iter().all(|entry| entry.runs.len() == 1);
                 let what = if one { "one seed tells" } else { "the seeds that both have tell" };
-                format!("; {what} none of the others from it")
+                format!("; {what} none of the others from {it}")
             }
-            _ if even.len() == others.len() => format!("; these {of} tell none of the others from it"),
-            _ => format!("; these {of} do not tell {} from it", even.join(", ")),
+            _ if even.len() == others.len() => format!("; these {of} tell none of the others from {it}"),
+            _ => format!("; these {of} do not tell {} from {it}", even.join(", ")),
         };
         let control = others.iter().find(|entry| entry.mechanism.id() == "uniform");
         let control = control.map_or_else(String::new, |uniform| {

@@ -5,6 +5,7 @@
 
 pub mod builtin;
 mod document;
+mod effect;
 pub(crate) mod fit;
 mod landmarks;
 mod language;
@@ -228,12 +229,30 @@ impl Recipe {
             serde_json::to_value(Self { log: Default::default(), ..unnamed }).unwrap_or_default()
         };
         let compared = |other: &Self| first_difference("", &computed(self), &computed(other));
-        let mut limits = self.schedule.limits().into_iter().zip(other.schedule.limits());
-        if limits.any(|(own, other)| other < own) {
+        if self.limits().into_iter().zip(other.limits()).any(|(own, other)| other < own) {
             return compared(other);
         }
-        let as_long = Self { schedule: other.schedule.as_long_as(&self.schedule), ..other.clone() };
-        compared(&as_long).or_else(|| compared(other))
+        compared(&other.as_long_as(self)).or_else(|| compared(other))
+    }
+
+    /// Whether it is `shorter`, but for a longer schedule or more patience.
+    pub(crate) fn is_longer(&self, shorter: &Self) -> bool {
+        let (now, then) = (self.limits(), shorter.limits());
+        let less = now.iter().zip(then).any(|(now, then)| *now < then);
+        !less && now != then && shorter.difference(&self.as_long_as(shorter)).is_none()
+    }
+
+    /// What ends a run: epochs, steps, minutes, and epochs without a better score.
+    fn limits(&self) -> [f64; 4] {
+        let [epochs, steps, minutes] = self.schedule.limits();
+        [epochs, steps, minutes, self.regularisation.patience.map_or(f64::INFINITY, |patience| patience as f64)]
+    }
+
+    /// The same with what ends a run of `other`.
+    fn as_long_as(&self, other: &Self) -> Self {
+        let regularisation =
+            RegularisationRecipe { patience: other.regularisation.patience, ..self.regularisation.clone() };
+        Self { schedule: self.schedule.as_long_as(&other.schedule), regularisation, ..self.clone() }
     }
 }
 

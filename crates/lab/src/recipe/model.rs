@@ -91,7 +91,7 @@ impl ModelRecipe {
     }
 
     /// The kind, and the other fields: the recipe's own, and those of the library's configuration.
-    fn written(&self) -> serde_json::Result<(&'static str, Map<String, Value>)> {
+    pub(super) fn written(&self) -> serde_json::Result<(&'static str, Map<String, Value>)> {
         let (kind, own, config) = match self {
             Self::Vit(m) => ("vit", Map::new(), written(m, &OF_PICTURES)?),
             Self::Pyramid(m) => ("pyramid", written(m, &[])?, written(&m.config, &OF_PYRAMIDS)?),
@@ -121,7 +121,7 @@ impl ModelRecipe {
     }
 
     /// The first field that changes how `ssa` clusters, which other mechanisms make no use of, if it is set.
-    pub fn clustering(&self) -> Option<&'static str> {
+    pub(super) fn clustering(&self) -> Option<&'static str> {
         let (codebook, layers) = match self {
             Self::Vit(m) => (m.codebook.is_some(), m.plan_layers),
             other => other.text().map_or((false, 1), |m| (m.codebook.is_some(), m.plan_layers)),

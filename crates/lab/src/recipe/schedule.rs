@@ -95,13 +95,13 @@ impl Default for ScheduleRecipe {
 
 impl ScheduleRecipe {
     /// What ends a run: epochs, steps and minutes.
-    pub(crate) fn limits(&self) -> [f64; 3] {
+    pub(super) fn limits(&self) -> [f64; 3] {
         let [steps, minutes] = [self.max_steps.map(|steps| steps as f64), self.max_minutes];
         [self.epochs as f64, steps.unwrap_or(f64::INFINITY), minutes.unwrap_or(f64::INFINITY)]
     }
 
     /// The same with what ends a run of `other`.
-    pub(crate) fn as_long_as(&self, other: &Self) -> Self {
+    pub(super) fn as_long_as(&self, other: &Self) -> Self {
         let Self { epochs, max_steps, max_minutes, .. } = *other;
         Self { epochs, max_steps, max_minutes, ..self.clone() }
     }

@@ -149,17 +149,17 @@ fn difference_text(comparison: &Comparison, entry: &Entry) -> Markup {
 
 /// What the intervals of the differences are of.
 fn intervals(comparison: &Comparison) -> Markup {
-    let differences: Vec<_> = comparison.entries.iter().map(|entry| comparison.beside_best(entry)).collect();
+    let differences: Vec<_> = comparison.ranked().iter().skip(1).map(|entry| comparison.beside_best(entry)).collect();
     let with = |of_seeds: bool| differences.iter().any(|d| d.interval.is_some() && d.of_seeds == of_seeds);
     let of = match (with(true), with(false)) {
         (true, false) => "over the seeds, in pairs of the same seed (Student's)",
         (true, true) => {
-            "over the seeds, in pairs of the same seed (Student's); where two mechanisms have one seed in common, by the number of test examples alone (Newcombe's)"
+            "over the seeds, in pairs of the same seed (Student's); where two mechanisms have one seed in common, or differ by the same in all of them, by the number of test examples alone (Newcombe's)"
         }
         _ => "by the number of test examples alone (Newcombe's): another seed may change more",
     };
     html! {
-        @if differences.len() > 1 {
+        @if !differences.is_empty() {
             p class="quiet" {
                 "Ranked. "
                 @if differences.iter().any(|difference| difference.interval.is_some()) {

@@ -118,7 +118,7 @@ pub(super) fn settled<D: TaskData>(
     options: &TrainOptions,
 ) -> Recipe {
     let settled = data.settled(recipe);
-    let goes_on = |begun: &Recipe| begun.difference(recipe).is_none() || is_longer(recipe, begun);
+    let goes_on = |begun: &Recipe| begun.difference(recipe).is_none() || recipe.is_longer(begun);
     if settled == *recipe || begun.is_some_and(|begun| goes_on(&begun.state.recipe)) {
         return recipe.clone();
     }
@@ -133,17 +133,19 @@ pub(super) fn settled<D: TaskData>(
     settled
 }
 
-/// Whether `recipe` is that of the run that was `begun`, but for a longer schedule.
-pub(super) fn is_longer(recipe: &Recipe, begun: &Recipe) -> bool {
-    let shorter = recipe.schedule.as_long_as(&begun.schedule);
-    let (now, then) = (recipe.schedule.limits(), begun.schedule.limits());
-    now.iter().zip(then).all(|(now, then)| *now >= then)
-        && now != then
-        && begun.difference(&Recipe { schedule: shorter, ..recipe.clone() }).is_none()
-}
-
-/// The steps of a run that is to be longer than it was planned.
-pub(super) fn extension<T: Task>(recipe: &Recipe, task: &T, begun: &State, options: &TrainOptions) -> Result<Plan> {
+/// The steps of the run `begun`, which is to be longer than the recipe `shorter` had it.
+///
+/// # Errors
+/// [`Error::Recipe`] naming what still ends the run where it is.
+pub(super) fn extension<T: Task>(shorter: &Recipe, task: &T, begun: &State, options: &TrainOptions) -> Result<Plan> {
+    let recipe = &begun.recipe;
+    if begun.plan.ends_epoch(begun.step) && !begun.is_unjudged() && begun.is_exhausted() {
+        return Err(no_patience(begun));
+    }
+    if recipe.schedule == shorter.schedule && begun.step < begun.plan.steps {
+        options.observer.on(Event::Note("the run goes on with more patience"));
+        return Ok(begun.plan.clone());
+    }
     let mut plan = Plan::full(&recipe.schedule, task.train_len());
     if let Some(minutes) = recipe.schedule.max_minutes {
         let left = minutes - begun.seconds / 60.0;
@@ -156,6 +158,17 @@ pub(super) fn extension<T: Task>(recipe: &Recipe, task: &T, begun: &State, optio
     let note = format!("the run is extended from {} to {} steps", begun.plan.steps, plan.steps);
     options.observer.on(Event::Note(&note));
     Ok(plan)
+}
+
+/// The error of a run that is to be longer, but has waited for a better epoch for as long as its recipe does.
+fn no_patience(begun: &State) -> Error {
+    let best = begun.best.as_ref().map_or(0, |best| best.epoch);
+    let waited = counted(begun.epoch() - best, "epoch");
+    let field = "regularisation.patience";
+    let problem = format!(
+        "ends the run {waited} after the best, epoch {best}; give more with --set {field}=N, or none with --set {field}=none"
+    );
+    Error::Recipe { file: "recipe".into(), field: field.into(), problem }
 }
 
 /// The error of a run that is to be longer and was `done` steps long: which field of the recipe allows no more than `plan`.

@@ -4,10 +4,11 @@ use std::time::Instant;
 
 use burn::tensor::Device;
 
-use super::{Task, TaskData, clock::Clock, session::Session};
+use super::{Task, TaskData, session::Session};
 use crate::{
     Error, Recipe, Result,
     checkpoint::{Checkpoint, DataIdentity},
+    clock::Clock,
     schedule::Plan,
     stats::median,
 };

@@ -9,7 +9,6 @@ mod ablation;
 mod begin;
 mod bench;
 mod clip;
-mod clock;
 mod corpus;
 mod ema;
 mod judged;
@@ -48,13 +47,13 @@ use crate::{
     schedule::Plan,
 };
 
+pub use crate::clock::Breakdown;
 pub(crate) use ablation::Ablation;
 pub use ablation::Lost;
 pub(crate) use begin::check_fit;
 pub use bench::seconds_per_step;
 pub(crate) use bench::{Bench, time_steps};
 pub use clip::{clip_by_global_norm, clip_on_device};
-pub use clock::Breakdown;
 pub(crate) use corpus::language_config;
 pub use corpus::{Corpus, WindowBatch, WindowInputs};
 pub use ema::{decay_at, update};
@@ -195,9 +194,10 @@ pub struct TrainSummary {
     pub device: Option<String>,
     /// Seconds over all sessions of the run.
     pub seconds: f64,
-    /// Training examples per second in the last session, evaluation and writing left out.
+    /// Training examples per second over all sessions, evaluation and writing left out. 0 where no step was timed: of a run that an older
+    /// program trained to its last step.
     pub examples_per_second: f64,
-    /// Where the time of the last session went.
+    /// Where the time went, over all sessions.
     pub time: Breakdown,
     /// The best epoch on the held-out pictures, where there are some.
     pub best: Option<Best>,

@@ -10,8 +10,7 @@ use burn::module::Module;
 
 use super::{
     Ended, Outcome, Part, Resume, Standing, Task, TaskData, TrainOptions, TrainSummary,
-    begin::{check_fit, check_precision, check_vocabulary, extension, is_longer, open, settled},
-    clock::Clock,
+    begin::{check_fit, check_precision, check_vocabulary, extension, open, settled},
     model::learned_parameters,
     session::{Session, Step, diverged},
     task::learned_scalars,
@@ -19,6 +18,7 @@ use super::{
 use crate::{
     Error, Recipe, Result,
     checkpoint::{Best, Checkpoint, Store, to_json},
+    clock::Clock,
     data, device,
     disk::write_atomically,
     evaluation::{Evaluation, Metric},
@@ -41,8 +41,8 @@ const REPORT_PAUSE: Duration = Duration::from_secs(1);
 /// Trains the model of `recipe` on `data`, or continues the run that `options.out_dir` holds, and tests it.
 ///
 /// The folder gets `recipe.toml`, `metrics.jsonl`, `checkpoints/`, and at the end `summary.json`; with [`TrainOptions::report`], from the
-/// first epoch on, `report.html`. A finished run is read back, not repeated; where the recipe has more epochs, steps or minutes than a run
-/// that is continued, the run is extended to them, with the learning rates of the longer schedule from there on.
+/// first epoch on, `report.html`. A finished run is read back, not repeated; where the recipe has more epochs, steps, minutes or patience than a
+/// run that is continued, the run is extended to them, with the learning rates of the longer schedule from there on.
 ///
 /// # Errors
 /// [`Error::Recipe`], [`Error::Unfit`] and [`Error::Model`] before anything is written; [`Error::Occupied`],
@@ -66,7 +66,7 @@ pub fn run<D: TaskData>(recipe: &Recipe, data: &D, options: &TrainOptions) -> Re
         None => None,
     };
     let recipe = &settled(recipe, data, checkpoint.as_ref(), options);
-    let extended = checkpoint.as_ref().is_some_and(|begun| is_longer(recipe, &begun.state.recipe));
+    let extended = checkpoint.as_ref().is_some_and(|begun| recipe.is_longer(&begun.state.recipe));
     match &checkpoint {
         Some(checkpoint) if extended => checkpoint.state.data.check(&identity, &checkpoint.path)?,
         Some(checkpoint) => {
@@ -92,8 +92,8 @@ pub fn run<D: TaskData>(recipe: &Recipe, data: &D, options: &TrainOptions) -> Re
     check_fit(recipe, task, &identity.name)?;
     task.notes().iter().for_each(|note| options.observer.on(Event::Note(note)));
     if let Some(begun) = checkpoint.as_mut().filter(|_| extended) {
-        begun.state.plan = extension(recipe, task, &begun.state, options)?;
-        begun.state.recipe = recipe.clone();
+        let shorter = std::mem::replace(&mut begun.state.recipe, recipe.clone());
+        begun.state.plan = extension(&shorter, task, &begun.state, options)?;
     }
     let (_claim, session) = open(recipe, task, identity, checkpoint, trained, options)?;
     store.clean()?;
@@ -185,11 +185,11 @@ impl<T: Task> Run<'_, T> {
         let plan = self.session.state.plan.clone();
         // A run that was cut off between its last checkpoint and its summary has nothing left to do.
         let done = self.session.state.step;
-        if plan.ends_epoch(done) && self.is_exhausted(done / plan.steps_per_epoch) {
-            return Ok(Some(Ended::Patience));
-        }
-        // What is counted of an epoch that is over was to be evaluated when the session before was stopped.
-        if plan.ends_epoch(done) && self.session.state.epoch_loss.1 > 0 && self.end_epoch(&mut Clock::start())? {
+        let exhausted = match self.session.state.is_unjudged() {
+            true => self.end_epoch(&mut Clock::start())?,
+            false => plan.ends_epoch(done) && self.session.state.is_exhausted(),
+        };
+        if exhausted {
             return Ok(Some(Ended::Patience));
         }
         while self.session.state.step < plan.steps {
@@ -236,7 +236,7 @@ impl<T: Task> Run<'_, T> {
         let Step { lr, grad_norm, examples_per_second, .. } = step;
         self.last =
             format!("learning rate {lr:.3e}, gradient norm {grad_norm:.3}, {examples_per_second:.0} examples/s");
-        clock.lap(&mut self.session.time.writing);
+        clock.lap(&mut self.session.state.time.writing);
         Ok(())
     }
 
@@ -262,13 +262,13 @@ impl<T: Task> Run<'_, T> {
         let evaluation = stop::until(&self.options.stop, || self.task.evaluate(&evaluated, Part::Watched))
             .map_err(|e| diverged(e, self.session.state.step))?;
         let train_loss = self.session.end_epoch();
-        clock.lap(&mut self.session.time.evaluation);
+        clock.lap(&mut self.session.state.time.evaluation);
         // The last step of an epoch is judged by what it leads to.
         if !evaluation.loss.is_finite() {
             return Err(Error::Diverged { step: self.session.state.step, loss: evaluation.loss as f32 });
         }
         let record = EpochRecord {
-            epoch: self.session.state.step.div_ceil(self.session.state.plan.steps_per_epoch),
+            epoch: self.session.state.epoch(),
             step: self.session.state.step,
             train_loss,
             split: if self.holds_out() { Watched::HeldOut } else { Watched::Test },
@@ -291,7 +291,7 @@ impl<T: Task> Run<'_, T> {
         self.options.observer.on(Event::Epoch(&record));
         let path = self.store.newest()?.unwrap_or_default();
         self.detail(&format!("{}; {:.0} s so far; checkpoint {}", self.last, record.seconds, path.display()));
-        clock.lap(&mut self.session.time.writing);
+        clock.lap(&mut self.session.state.time.writing);
         Ok(stop)
     }
 
@@ -310,13 +310,7 @@ impl<T: Task> Run<'_, T> {
             let saved = self.session.best_parts()?;
             self.store.save_best(&self.session.state, saved)?;
         }
-        Ok(self.is_exhausted(epoch))
-    }
-
-    /// Whether there was no better epoch for as long as the recipe waits.
-    fn is_exhausted(&self, epoch: usize) -> bool {
-        let best = self.session.state.best.as_ref().map_or(epoch, |best| best.epoch);
-        self.recipe.regularisation.patience.is_some_and(|patience| epoch - best >= patience)
+        Ok(self.session.state.is_exhausted())
     }
 
     fn save(&mut self) -> Result<()> {
@@ -347,14 +341,13 @@ impl<T: Task> Run<'_, T> {
             judged => judged?,
         };
         let (seconds, session) = (self.seconds(), self.session);
-        let rate = self.recipe.schedule.step_examples() as f64 / session.time.seconds_per_step();
+        let rate = self.recipe.schedule.step_examples() as f64 / session.state.time.seconds_per_step();
         let summary = TrainSummary {
             parameters: learned_parameters(&session.model),
             steps: session.state.step,
             ended,
             device: device::title(&self.options.device),
             seconds,
-            // A run that is resumed after its last step times none.
             examples_per_second: if rate.is_finite() { rate } else { 0.0 },
             learned: learned_scalars::<T>(&session.model),
             ternary: T::packed(&session.model)?,
@@ -363,7 +356,7 @@ impl<T: Task> Run<'_, T> {
             plan: session.state.plan,
             best: session.state.best,
             origin: session.state.origin,
-            time: session.time,
+            time: session.state.time,
             samples,
             test,
         };

@@ -12,15 +12,14 @@ use burn::{
 };
 
 use super::{
-    Breakdown, LayerRates, Task, clip_by_global_norm, clip_on_device,
-    clock::Clock,
-    decay_at,
+    LayerRates, Task, clip_by_global_norm, clip_on_device, decay_at,
     model::{build_for, seed_generator},
     optimiser, update,
 };
 use crate::{
     Error, Recipe, Result,
     checkpoint::{Checkpoint, DataIdentity, Part, Plateau, State, cannot_serialise, moments, parts},
+    clock::{Breakdown, Clock},
     device::is_cpu,
     evaluation::Evaluation,
     metrics::StepRecord,
@@ -39,7 +38,6 @@ pub(crate) struct Session<'a, T: Task> {
     rate: LearningRate,
     layers: LayerRates,
     pub state: State,
-    pub time: Breakdown,
     window: Window,
     unread: Vec<Unread>,
     /// Loss and norm of the gradients of the latest step that was read.
@@ -91,6 +89,8 @@ impl<'a, T: Task> Session<'a, T> {
                 data,
                 expects: task.expects(),
                 seconds: 0.0,
+                time: Breakdown::default(),
+                evaluated: 0,
                 epoch_loss: (0.0, 0),
                 window_loss: (0.0, 0),
                 best: None,
@@ -103,7 +103,6 @@ impl<'a, T: Task> Session<'a, T> {
             device,
             model,
             average,
-            time: Breakdown::default(),
             window: Window::default(),
             unread: Vec::new(),
             latest: None,
@@ -153,7 +152,7 @@ impl<'a, T: Task> Session<'a, T> {
         let due = self.latest.is_none() || done.is_multiple_of(self.recipe.log.every) || plan.ends_epoch(done);
         if due || is_cpu(&self.device) || self.unread.len() >= READ_EVERY {
             self.read()?;
-            clock.lap(&mut self.time.optimiser);
+            clock.lap(&mut self.state.time.optimiser);
         }
         self.window.examples += examples;
         self.window.time += began.elapsed();
@@ -180,9 +179,9 @@ impl<'a, T: Task> Session<'a, T> {
             let decay = decay_at(self.recipe.regularisation.ema_decay, step);
             self.average = Some(update(average, &self.model, decay));
         }
-        clock.lap(&mut self.time.optimiser);
+        clock.lap(&mut self.state.time.optimiser);
         self.state.step += 1;
-        self.time.steps += 1;
+        self.state.time.steps += 1;
         self.unread.push(Unread { step: step + 1, found, norm });
         Ok(lr)
     }
@@ -248,17 +247,17 @@ impl<'a, T: Task> Session<'a, T> {
         for (part, batch) in batches.into_iter().enumerate() {
             let share = T::terms_of(&batch) as f64 / all as f64;
             let inputs = self.task.inputs(self.recipe, batch, &self.device);
-            clock.lap(&mut self.time.data);
+            clock.lap(&mut self.state.time.data);
             let loss = {
                 let _alone = self.seed_draws(part);
                 self.task.loss(&self.model, inputs).map_err(|e| diverged(e, self.state.step + 1))?
             };
             let loss = if parts > 1 { loss.mul_scalar(share) } else { loss };
             losses.push(loss.clone().inner());
-            clock.lap(&mut self.time.forward);
+            clock.lap(&mut self.state.time.forward);
             let grads = GradientsParams::from_grads(loss.backward(), &self.model);
             accumulated.accumulate(&self.model, grads);
-            clock.lap(&mut self.time.backward);
+            clock.lap(&mut self.state.time.backward);
         }
         Ok((Tensor::cat(losses, 0).sum(), accumulated.grads()))
     }
@@ -290,9 +289,14 @@ impl<'a, T: Task> Session<'a, T> {
         }
     }
 
-    /// Mean training loss of the epoch that ends here.
+    /// Mean training loss of the epoch that was evaluated. One that is evaluated before its end goes on where the run is extended.
     pub fn end_epoch(&mut self) -> f64 {
-        mean(&mut self.state.epoch_loss)
+        self.state.evaluated = self.state.step;
+        let (sum, count) = self.state.epoch_loss;
+        if self.state.step.is_multiple_of(self.state.plan.steps_per_epoch) {
+            self.state.epoch_loss = (0.0, 0);
+        }
+        sum / count.max(1) as f64
     }
 
     /// The weights that are evaluated: the average where there is one. Without autodiff.

@@ -150,9 +150,34 @@ fn a_difference_is_told_with_what_tells_it(found: &Comparison) {
         let first = entry.runs[0].clone();
         entry.runs.push(RunResult { seed: 1, accuracy: first.accuracy.map(|accuracy| accuracy - 0.05), ..first });
     }
+    // By the same in both seeds: that is no spread, and the test examples are what tells.
+    let beside = one.beside_best(&one.entries[0]);
+    assert!(!beside.is_told() && !beside.of_seeds && beside.interval.is_some(), "{beside:?}");
+    let page = resolvent_lab::report::comparison_page(&one, &vec![vec![Vec::new(); 2]; 5]).unwrap();
+    assert!(page.contains("differ by the same in all of them"), "{page}");
+    let softmax = &mut one.entries[0].runs[1];
+    softmax.accuracy = softmax.accuracy.map(|accuracy| accuracy - 1e-5);
     let beside = one.beside_best(&one.entries[0]);
     assert!(beside.is_told() && beside.of_seeds, "{beside:?}");
     assert!(one.headline().contains("before softmax"), "{}", one.headline());
+    // Nobody leads of those that are exactly alike.
+    one.entries[0].runs = one.entries[1].runs.clone();
+    let headline = one.headline();
+    assert!(headline.starts_with("softmax, infsa lead alike with 78.30"), "{headline}");
+}
+
+/// The folder of a run is refused before the steps of a plan are timed.
+#[test]
+fn the_folder_of_a_run_is_refused_first() {
+    let (folder, data) = (tempfile::tempdir().unwrap(), pictures());
+    let options =
+        TrainOptions { report: Some(Arc::new(resolvent_lab::report::write_run)), ..TrainOptions::new(folder.path()) };
+    train::run(&recipe(), &data, &options).unwrap();
+    let notes = Arc::new(crate::support::Notes::default());
+    let options = CompareOptions { observer: notes.clone(), ..quick(folder.path()) };
+    let error = compare::run(&recipe(), &data, &options).unwrap_err().to_string();
+    assert!(error.contains("holds a training run"), "{error}");
+    assert_eq!(*notes.0.lock().unwrap(), Vec::<String>::new());
 }
 
 /// On a grid of 4 x 4 patches the default windows make a single landmark: that is told, and how many others have.
@@ -370,7 +395,7 @@ fn fna_takes_its_length_scale_by_the_kind_of_data() {
         Outcome::Interrupted { .. } => panic!("interrupted"),
     };
     assert_eq!(again.recipe.mechanism, plain.mechanism, "it goes on as it began");
-    // No step was left whose time could be taken, and the summary reads back.
-    assert_eq!(again.examples_per_second, 0.0);
+    // No step was left: the time is that of the steps before.
+    assert!(again.examples_per_second > 0.0 && again.time.steps == again.steps, "{:?}", again.time);
     assert!(matches!(train::run(&plain, &data, &options), Ok(Outcome::Finished(_))));
 }

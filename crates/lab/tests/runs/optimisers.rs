@@ -190,6 +190,28 @@ fn a_finished_run_is_extended() {
     }
 }
 
+/// A run that ended within an epoch and is extended: the loss of that epoch is the mean of all its steps.
+#[test]
+fn an_epoch_that_is_gone_on_with_has_the_loss_of_all_its_steps() {
+    let (folder, data) = (tempfile::tempdir().unwrap(), pictures(""));
+    let (whole, run) = (folder.path().join("whole"), folder.path().join("run"));
+    let long = recipe(&["schedule.kind=constant", "schedule.warmup_epochs=0"]);
+    let short = long.with(&["schedule.max_steps=3".parse().unwrap()]).unwrap();
+    trained(&long, &data, &whole);
+    trained(&short, &data, &run);
+    let options = TrainOptions { resume: Resume::Always, ..TrainOptions::new(&run) };
+    finished(train::run(&long, &data, &options).unwrap());
+    let losses = |run: &Path| -> Vec<(usize, f64)> {
+        let epochs = metrics::read(run).unwrap().into_iter().filter_map(|record| match record {
+            Record::Epoch(epoch) => Some((epoch.step, epoch.train_loss)),
+            Record::Step(_) => None,
+        });
+        epochs.filter(|&(step, _)| step != 3).collect()
+    };
+    assert_eq!(losses(&run), losses(&whole));
+    assert_eq!(weights(&run, &data), weights(&whole, &data));
+}
+
 /// A run begins with what another learned: other classes have a new head, another mechanism its own parameters.
 #[test]
 fn a_run_begins_with_the_weights_of_another() {

@@ -300,7 +300,47 @@ fn a_run_stops_early_and_tests_its_best_epoch() {
     let best = summary.best.unwrap();
     assert_eq!(summary.steps, (best.epoch + 1) * 5, "one epoch of patience");
     let (checkpoint, test) = eval::run(folder.path(), &data, &Device::flex()).unwrap();
-    assert_eq!((checkpoint.state.step, test.confusion), (best.step, summary.test.confusion));
+    assert_eq!((checkpoint.state.step, &test.confusion), (best.step, &summary.test.confusion));
+
+    // More epochs do not help a run that waits no longer: the error names what ended it, and nothing is touched.
+    let file = folder.path().join(train::SUMMARY);
+    let before = fs::read(&file).unwrap();
+    let resume = || TrainOptions { resume: Resume::Always, ..TrainOptions::new(folder.path()) };
+    recipe.schedule.epochs = 100;
+    let error = train::run(&recipe, &data, &resume()).unwrap_err().to_string();
+    assert!(error.contains("`regularisation.patience` ends the run 1 epoch after the best"), "{error}");
+    assert_eq!(fs::read(&file).unwrap(), before);
+    // More patience does, to the bits of a run that had it from the beginning.
+    recipe.schedule.epochs = 60;
+    recipe.regularisation.patience = Some(3);
+    let (extended, whole) = (finished(train::run(&recipe, &data, &resume()).unwrap()), folder.path().join("whole"));
+    let expected = finished(train::run(&recipe, &data, &TrainOptions::new(&whole)).unwrap());
+    assert!(extended.steps > summary.steps && extended.time.steps == extended.steps);
+    assert_eq!((extended.steps, &extended.best, extended.ended), (expected.steps, &expected.best, expected.ended));
+    assert_eq!(timeless(folder.path()), timeless(&whole));
+}
+
+/// A run that is stopped while it is evaluated judges the epoch before it decides whether it waited for long enough.
+#[test]
+fn an_epoch_is_judged_before_it_ends_a_run() {
+    let (folder, data) = (tempfile::tempdir().unwrap(), pictures());
+    let (whole, cut) = (folder.path().join("whole"), folder.path().join("cut"));
+    let mut recipe = recipe("softmax");
+    recipe.regularisation.patience = Some(1);
+    // The loss falls in every epoch; accuracy of so few examples may not.
+    recipe.schedule.epochs = 3;
+    let expected = finished(train::run(&recipe, &data, &TrainOptions::new(&whole)).unwrap());
+    for (steps, resume) in [(5, Resume::Never), (10, Resume::Always)] {
+        if steps <= expected.steps {
+            let outcome = train::run(&recipe, &data, &stopping(&cut, steps, resume)).unwrap();
+            assert!(matches!(outcome, Outcome::Interrupted { step, .. } if step == steps), "{outcome:?}");
+        }
+    }
+    let options = TrainOptions { resume: Resume::Always, ..TrainOptions::new(&cut) };
+    let resumed = finished(train::run(&recipe, &data, &options).unwrap());
+    assert_eq!((resumed.steps, resumed.ended, &resumed.best), (expected.steps, expected.ended, &expected.best));
+    assert_eq!(timeless(&cut), timeless(&whole));
+    assert_eq!(resumed.time.steps, resumed.steps, "over all sessions");
 }
 
 #[test]

@@ -102,7 +102,11 @@ pub fn run(
     let whole = whole.map_err(Error::kernels(&args.input))?;
     warn_of_precision(&whole.clone().with_precision(args.precision));
     let tensors = match args.reference {
-        true => one_by_one(args, mechanism, layout, sequences, &Tensors::load(file, &whole, layout, args.grad)?)?,
+        true => {
+            let tensors = Tensors::load(file, &whole, layout, args.grad)?;
+            operator.accepts(&tensors.inputs().extras).map_err(Error::kernels(&args.input))?;
+            one_by_one(args, mechanism, layout, sequences, &tensors)?
+        }
         false => {
             let tensors = Tensors::load(file, &whole, layout, args.grad)?;
             together(&operator, &whole, layout, &tensors).map_err(Error::kernels(&args.input))?

@@ -301,6 +301,15 @@ impl VarlenOperator {
     }
 
     fn check_extras(&self, op: &'static str, extras: &Extras<'_>) -> Result<()> {
+        self.accepts(extras)?;
+        check::extras(op, self.mechanism(), self.operators[0].shape(), extras)
+    }
+
+    /// Whether `extras` can be given to several sequences at once: everything but what is of single tokens or of a batch.
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`] naming what cannot, and what can in its place.
+    pub fn accepts(&self, extras: &Extras<'_>) -> Result<()> {
         let mechanism = self.mechanism();
         let of_tokens = matches!(mechanism.bias, Some(Bias::Tensor(m)) if m.batch || m.queries || m.keys);
         let has_map = extras.iter().any(|(parameter, _)| parameter.is_map());
@@ -318,7 +327,7 @@ impl VarlenOperator {
         if let Some((_, what, why)) = refused.into_iter().find(|(given, ..)| *given) {
             return Err(Error::Unsupported { mechanism: mechanism.id(), what, why });
         }
-        check::extras(op, mechanism, self.operators[0].shape(), extras)
+        Ok(())
     }
 }
 

@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
 
-/// Seconds per part of the work. Kept over resumes by the summary only: a resumed run reports its last session.
+/// Seconds per part of the work, over all sessions of a run.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct Breakdown {
     /// Steps timed.
