@@ -53,6 +53,22 @@ fn the_best_of_a_deleted_run_is_not_the_new_ones() {
     assert_eq!((&again["accuracy"], &again["loss"]), (&fresh["accuracy"], &fresh["loss"]));
 }
 
+/// What a run goes on with is its newest recipe, not that of its best epoch, which may be from before it was extended.
+#[test]
+fn an_extended_run_goes_on_as_it_was_extended() {
+    let sandbox = Sandbox::new();
+    let recipe = format!("mechanism = 'uniform'\n{}\n[regularisation]\nhold_out = 0.25\npatience = 1\n", tiny::RECIPE);
+    sandbox.write("recipe.toml", recipe);
+    let train = |more: &[&str]| sandbox.run(&[&["train", "--out", "run", "--json"], more].concat());
+    let first = train(&["--config", "recipe.toml", "--data", tiny::DATA, "--epochs", "40"]).success().json();
+    assert_eq!(first["ended"], "patience");
+    let ended = train(&["--resume", "--epochs", "50"]);
+    assert!(ended.failure(1).contains("`regularisation.patience` ends the run"), "{}", ended.stderr);
+    let more = train(&["--resume", "--set", "regularisation.patience=2"]).success().json();
+    assert_eq!(more["recipe"]["regularisation"]["patience"], 2);
+    assert_eq!(train(&["--resume"]).success().json(), more, "it is read back");
+}
+
 #[test]
 fn a_last_step_that_diverges_is_an_error() {
     let sandbox = Sandbox::new();

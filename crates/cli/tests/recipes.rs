@@ -68,6 +68,12 @@ fn fields_are_set_kept_and_refused_by_name() {
     let unlimited = ["--epochs", "1", "--json", "--set", "schedule.max_steps=1", "--max-steps", "none"];
     let json = sandbox.run(&train("unlimited", &unlimited)).success().json();
     assert!(json["recipe"]["schedule"]["max_steps"].is_null() && json["steps"] != 1, "{json}");
+    // What is set is meant for the epochs that are asked for.
+    let stepped = ["--epochs", "20", "--max-steps", "1", "--json", "--set", "schedule.kind=step", "--set"];
+    let more = ["schedule.milestones=[10, 15]", "--set", "schedule.warmup_epochs=8"];
+    let schedule =
+        sandbox.run(&train("stepped", &[&stepped[..], &more].concat())).success().json()["recipe"]["schedule"].clone();
+    assert_eq!((&schedule["milestones"], &schedule["warmup_epochs"]), (&serde_json::json!([10.0, 15.0]), &8.0.into()));
     let none = sandbox.run(&train("no", &["--max-steps", "0"]));
     none.failure(2);
     assert!(none.stderr.contains("--max-steps"), "{}", none.stderr);

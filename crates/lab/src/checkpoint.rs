@@ -177,6 +177,25 @@ struct Manifest {
     state: State,
 }
 
+impl Manifest {
+    /// That of the checkpoint in `path`.
+    fn read(path: &Path) -> Result<Self> {
+        let file = path.join(STATE);
+        let again = again(&file);
+        let text = Document::read(&file)?;
+        let manifest: Self = serde_json::from_str(&text)
+            .map_err(|e| Error::damaged(&file, format!("is no checkpoint of this program ({e}); {again}")))?;
+        if ![PACKED, FORMAT].contains(&manifest.format) {
+            let problem = format!(
+                "has format {}, this program reads {PACKED} and {FORMAT}; use the program that wrote it",
+                manifest.format
+            );
+            return Err(Error::damaged(&file, problem));
+        }
+        Ok(manifest)
+    }
+}
+
 /// A checkpoint: its state, and files that are read when they are asked for.
 #[derive(Debug)]
 pub struct Checkpoint {
@@ -194,22 +213,11 @@ impl Checkpoint {
     /// # Errors
     /// [`Error::Damaged`] naming the file, [`Error::Io`].
     pub fn load(path: &Path) -> Result<Self> {
-        let file = path.join(STATE);
-        let again = again(&file);
-        let text = Document::read(&file)?;
-        let manifest: Manifest = serde_json::from_str(&text)
-            .map_err(|e| Error::damaged(&file, format!("is no checkpoint of this program ({e}); {again}")))?;
-        if ![PACKED, FORMAT].contains(&manifest.format) {
-            let problem = format!(
-                "has format {}, this program reads {PACKED} and {FORMAT}; use the program that wrote it",
-                manifest.format
-            );
-            return Err(Error::damaged(&file, problem));
-        }
+        let (manifest, file) = (Manifest::read(path)?, path.join(STATE));
         let mut files = BTreeMap::new();
         for (name, fingerprint) in manifest.files {
             if Path::new(&name).file_name() != Some(name.as_ref()) {
-                let problem = format!("names the part `{name}`, which is no file of its folder; {again}");
+                let problem = format!("names the part `{name}`, which is no file of its folder; {}", again(&file));
                 return Err(Error::damaged(&file, problem));
             }
             files.insert(name.clone(), Saved::new(path.join(name), fingerprint));

@@ -140,7 +140,7 @@ pub struct Prediction {
     pub tokens: usize,
     /// Bytes that they stand for.
     pub bytes: usize,
-    /// The exponential of the mean cross-entropy per token; depends on what a token is.
+    /// The exponential of the mean cross-entropy per token, at most the largest f64; depends on what a token is.
     pub perplexity: f64,
     /// Cross-entropy in bits per byte of the text, which compares models of different tokens.
     pub bits_per_byte: f64,
@@ -150,7 +150,7 @@ impl Prediction {
     /// Of `nats` of cross-entropy over all tokens.
     pub fn new(nats: f64, tokens: usize, bytes: usize) -> Self {
         let bits_per_byte = nats / std::f64::consts::LN_2 / bytes as f64;
-        Self { tokens, bytes, perplexity: (nats / tokens as f64).exp(), bits_per_byte }
+        Self { tokens, bytes, perplexity: (nats / tokens as f64).exp().min(f64::MAX), bits_per_byte }
     }
 
     /// `perplexity 12.34, 1.234 bits per byte`.

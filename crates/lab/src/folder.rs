@@ -80,23 +80,23 @@ impl Claim {
     /// Makes `folder` where there is none and takes it for `contents`. `files` are what would be written to it.
     ///
     /// # Errors
-    /// [`Error::Foreign`] where one of `files` is there but the folder is not one of this program's, [`Error::Taken`] where it is
-    /// of other contents, [`Error::Busy`] while another process writes to it, [`Error::Io`].
+    /// [`Error::Foreign`] where one of `files` is there but the folder is not one of this program's, [`Error::Taken`] where it holds
+    /// other contents, [`Error::Busy`] while another process writes to it, [`Error::Io`].
     pub fn take(folder: &Path, files: &[&'static str], contents: Contents) -> Result<Self> {
         let made = folder.ancestors().take_while(|path| !path.exists()).map(Path::to_path_buf).collect();
         fs::create_dir_all(folder).map_err(Error::io(folder, "cannot make the folder"))?;
         let (mark, holds) = (folder.join(MARK), Contents::of(folder));
         let ours = mark.exists() || holds.is_some();
         let marked = (!mark.exists()).then(|| folder.to_path_buf());
-        if let Some(file) = files.iter().find(|file| folder.join(file).exists()) {
-            match holds {
-                Some(other) if other != contents => {
-                    let (holds, wanted) = (other.words(), contents.words());
-                    return Err(Error::Taken { path: folder.to_path_buf(), holds, wanted });
-                }
-                _ if !ours => return Err(Error::Foreign { path: folder.to_path_buf(), file }),
-                _ => {}
+        let written = files.iter().find(|file| folder.join(file).exists());
+        let told = |other: &Contents| other.known().is_some_and(|known| folder.join(known).exists());
+        match (holds, written) {
+            (Some(other), _) if other != contents && (written.is_some() || told(&other)) => {
+                let (holds, wanted) = (other.words(), contents.words());
+                return Err(Error::Taken { path: folder.to_path_buf(), holds, wanted });
             }
+            (_, Some(file)) if !ours => return Err(Error::Foreign { path: folder.to_path_buf(), file }),
+            _ => {}
         }
         // Not emptied before it is locked: another process may hold it.
         let file = File::options().create(true).truncate(false).write(true).open(&mark);
@@ -183,6 +183,9 @@ mod tests {
             let error = take(Contents::Analysis).unwrap_err().to_string();
             assert!(error.contains("holds a training run") && error.contains("an analysis"), "{error}");
             assert!(take(Contents::Run).is_ok());
+            // Nor is the folder of a run that has no report yet.
+            fs::remove_file(folder.path().join("report.html")).unwrap();
+            assert!(take(Contents::Comparison).is_err() && take(Contents::Run).is_ok());
         }
     }
 }

@@ -99,11 +99,14 @@ impl RecipeArgs {
     /// `recipe` with the changes asked for, for a run that was `begun` with another, where one is continued: first the fields that are
     /// set, then what has an argument of its own.
     pub fn change(&self, recipe: Recipe, begun: Option<&Recipe>, global: &Global) -> Result<Recipe> {
-        let mut recipe = recipe.with(&self.set)?;
-        recipe.seed = global.seed.unwrap_or(recipe.seed);
+        let mut recipe = recipe;
         if let Some(epochs) = self.epochs {
             recipe.schedule = self.of_epochs(epochs, recipe.schedule, begun.map(|begun| &begun.schedule));
         }
+        // What is set is meant for the run as long as it is asked for.
+        recipe = recipe.with(&self.set)?;
+        recipe.seed = global.seed.unwrap_or(recipe.seed);
+        recipe.schedule.epochs = self.epochs.unwrap_or(recipe.schedule.epochs);
         if let Some(Limit(limit)) = self.max_steps {
             recipe.schedule.max_steps = limit.map(NonZeroUsize::get);
         }
@@ -121,11 +124,7 @@ impl RecipeArgs {
     fn of_epochs(&self, epochs: usize, schedule: ScheduleRecipe, begun: Option<&ScheduleRecipe>) -> ScheduleRecipe {
         let limit = schedule.max_minutes;
         let kept = begun.is_some_and(|begun| begun.max_minutes == limit && begun.epochs == epochs);
-        let set = self.set.iter().any(|setting| setting.key() == "schedule.max_minutes");
-        if limit.is_some() && !kept && !set && self.max_minutes.is_none() {
-            tracing::debug!("the recipe's `max_minutes` is left out: --epochs asks for its own length");
-        }
-        let max_minutes = limit.filter(|_| kept || set);
+        let max_minutes = limit.filter(|_| kept);
         match begun {
             Some(begun) if begun.epochs < epochs => ScheduleRecipe { epochs, max_minutes, ..schedule },
             _ => ScheduleRecipe { max_minutes, ..schedule.of_epochs(epochs) },

@@ -39,7 +39,7 @@ pub struct Train {
     /// names one, with a new optimiser and schedule, other --data and another --attention as asked
     #[arg(long, value_name = "RUN", conflicts_with = "resume")]
     from: Option<PathBuf>,
-    /// Continue the run in --out; its own recipe is used unless --config names one. More --epochs, --max-steps or --max-minutes extend it
+    /// Continue the run in --out; its own recipe is used unless --config names one. More --epochs, --max-steps, --max-minutes or patience extend it
     #[arg(long)]
     resume: bool,
     #[command(flatten)]
@@ -101,7 +101,7 @@ pub fn run(args: &Train, global: &Global) -> Result<()> {
 
 /// A failure to write, with how to go on where there is a checkpoint: a run that begins anew needs no other command.
 fn unfinished(error: resolvent_lab::Error, args: &Train) -> Error {
-    match (&error, Checkpoint::find(&args.out)) {
+    match (&error, Checkpoint::newest(&args.out)) {
         (resolvent_lab::Error::Io { .. }, Ok(found)) => {
             Error::Unfinished { source: Box::new(error), step: found.state.step, folder: args.out.clone() }
         }
@@ -110,7 +110,8 @@ fn unfinished(error: resolvent_lab::Error, args: &Train) -> Error {
 }
 
 fn recipe(args: &Train, global: &Global) -> Result<Recipe> {
-    let begun = if args.resume { Some(Checkpoint::find(&args.out)?.state.recipe) } else { None };
+    // The best may have been saved before the run was extended.
+    let begun = if args.resume { Some(Checkpoint::newest(&args.out)?.state.recipe) } else { None };
     let trained = args.from.as_deref().map(Checkpoint::find).transpose()?.map(|trained| trained.state.recipe);
     let mut recipe = match (&args.recipe.config, begun.as_ref().or(trained.as_ref())) {
         (None, Some(own)) => own.clone(),

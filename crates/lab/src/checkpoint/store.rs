@@ -11,7 +11,7 @@ use serde_json::json;
 use super::{FORMAT, Manifest, Part, STATE, State, to_json};
 use crate::{
     Error, Result,
-    disk::{sync_folder, write_synced},
+    disk::{sync_folder, write_atomically, write_synced},
     folder::CHECKPOINTS,
 };
 
@@ -44,18 +44,20 @@ impl Store {
         Ok(self.list("step-")?.pop())
     }
 
-    /// Saves `parts` as the checkpoint of `state`, then removes those that are too many. A checkpoint that is there is
-    /// left as it is: one step of one run has one state.
+    /// Saves `parts` as the checkpoint of `state`, then removes those that are too many, and every best that none of those left names. Of a
+    /// checkpoint that is there the state alone is written anew: one step of one run has one set of weights, but may be judged later.
     ///
     /// # Errors
     /// [`Error::Io`]; earlier checkpoints are then as they were.
     pub fn save(&self, state: &State, parts: Vec<(&str, Part)>) -> Result<()> {
         self.write(&format!("step-{:09}", state.step), state, parts)?;
         let mut old = self.list("step-")?;
-        old.truncate(old.len().saturating_sub(self.keep));
-        // A best that a kept checkpoint may still name goes last.
-        let best = state.best.as_ref().map(|best| self.best_path(best.step));
-        let outdone = self.list("best-")?.into_iter().filter(|path| Some(path) != best.as_ref());
+        let kept = old.split_off(old.len().saturating_sub(self.keep));
+        // What cannot be read names nothing.
+        let named = kept.iter().filter_map(|path| Manifest::read(path).ok()?.state.best);
+        let named: Vec<PathBuf> = named.map(|best| self.best_path(best.step)).collect();
+        let outdone = self.list("best-")?.into_iter().filter(|path| !named.contains(path));
+        // A best that an old checkpoint names goes last.
         for folder in old.into_iter().chain(outdone) {
             fs::remove_dir_all(&folder).map_err(Error::io(&folder, "cannot remove an old checkpoint"))?;
         }
@@ -95,7 +97,8 @@ impl Store {
     fn write(&self, name: &str, state: &State, parts: Vec<(&str, Part)>) -> Result<()> {
         let target = self.folder.join(name);
         if target.is_dir() {
-            return Ok(());
+            let manifest = Manifest { state: state.clone(), ..Manifest::read(&target)? };
+            return write_atomically(&target.join(STATE), &to_json(&manifest)?);
         }
         let failed = || Error::io(&target, "cannot save the checkpoint");
         fs::create_dir_all(&self.folder).map_err(failed())?;

@@ -280,7 +280,7 @@ fn check(recipe: &Recipe, options: &CompareOptions) -> Result<()> {
         };
         return Err(Error::Recipe { file: "comparison".into(), field: field.into(), problem });
     }
-    Ok(())
+    options.seeds.iter().try_for_each(|&seed| Recipe { seed, ..recipe.clone() }.validate())
 }
 
 /// What the folder's runs share: read back, or decided now.

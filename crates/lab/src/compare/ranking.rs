@@ -22,6 +22,15 @@ fn mean(metric: Metric, entry: &Entry) -> f64 {
     values.iter().sum::<f64>() / values.len() as f64
 }
 
+/// Whether two mechanisms have the same value in every seed, and the same seeds.
+fn are_alike(metric: Metric, one: &Entry, other: &Entry) -> bool {
+    let values = |entry: &Entry| -> Vec<(u64, Option<f64>)> {
+        entry.runs.iter().map(|run| (run.seed, of_run(metric, run))).collect()
+    };
+    let (one, other) = (values(one), values(other));
+    one.len() == other.len() && one.iter().all(|run| other.contains(run))
+}
+
 /// How much better the first is.
 fn gain(metric: Metric, better: f64, than: f64) -> f64 {
     if metric.is_better(0.0, 1.0) { than - better } else { better - than }
@@ -54,7 +63,7 @@ pub struct Difference {
     pub points: f64,
     /// Where the true difference lies, where anything tells it.
     pub interval: Option<Interval>,
-    /// Whether it is of seeds, taken in pairs; else of the test examples of one seed.
+    /// Whether it is of seeds, taken in pairs; else of the test examples.
     pub of_seeds: bool,
     decimals: usize,
 }
@@ -115,8 +124,8 @@ impl Comparison {
         let Some(best) = ranked.first().map(|best| mean(metric, best)) else { return "No run ended.".into() };
         let digits = decimals(metric);
         let reached = format!("{best:.digits$} {}", metric.unit());
-        let (leaders, others) =
-            ranked.split_at(ranked.partition_point(|entry| (mean(metric, entry) - best).abs() < ROUNDING));
+        let (leaders, others): (Vec<&Entry>, Vec<&Entry>) =
+            ranked.iter().copied().partition(|entry| are_alike(metric, ranked[0], entry));
         let leaders: Vec<&str> = leaders.iter().map(|entry| entry.name.as_str()).collect();
         let names = leaders.join(", ");
         let (leads, it) = match (leaders.len(), others.len()) {

@@ -166,8 +166,8 @@ pub enum Error {
         /// Its value in this call.
         now: String,
     },
-    /// The loss is no longer a number.
-    #[error("step {step}: the loss is {loss}; {STEADIER}")]
+    /// The loss is no longer a number, or the norm of its gradients is none.
+    #[error("step {step}: {}; {STEADIER}", diverged(*loss))]
     Diverged {
         /// The step.
         step: usize,
@@ -184,6 +184,14 @@ pub enum Error {
         /// The first of them, and its step.
         first: String,
     },
+}
+
+/// What is no number, of a loss or its gradients.
+fn diverged(loss: f32) -> String {
+    match loss.is_finite() {
+        true => format!("the loss is {loss}, but its gradients are beyond f32"),
+        false => format!("the loss is {loss}"),
+    }
 }
 
 /// What the user can do about a loss that is no number.

@@ -13,6 +13,7 @@ use crate::{
     Result,
     checkpoint::{Checkpoint, Expectation, PairExpectation, TextExpectation},
     data::{Encoded, Padded, Vocabulary, by_budget},
+    evaluation::answer,
     train::{self, BATCH_TOKENS, Pairs, Texts},
 };
 
@@ -85,7 +86,7 @@ impl Classifier {
     fn answer(&self, texts: &Encoded, index: usize, probabilities: &[f32]) -> Classified {
         let ids = texts.ids(index);
         let named = || self.expects.classes.iter().zip(probabilities);
-        let label = named().max_by(|a, b| a.1.total_cmp(b.1)).map_or_else(String::new, |(class, _)| class.clone());
+        let label = self.expects.classes.get(answer(probabilities).0).cloned().unwrap_or_default();
         Classified {
             label,
             probabilities: named().map(|(class, &p)| (class.clone(), f64::from(p))).collect(),

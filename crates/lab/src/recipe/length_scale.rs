@@ -40,7 +40,10 @@ impl Recipe {
         let others: Vec<&mut Mechanism> = match &mut recipe.model {
             ModelRecipe::Text(m) => m.decoder.iter_mut().chain(&mut m.cross).map(AsMut::as_mut).collect(),
             ModelRecipe::Language(m) => m.layers.iter_mut().filter_map(other).collect(),
-            ModelRecipe::Vit(_) | ModelRecipe::Pyramid(_) | ModelRecipe::Own(_) => Vec::new(),
+            ModelRecipe::Pyramid(m) => {
+                m.stages.iter_mut().flat_map(|stages| stages.iter_mut()).filter_map(|s| s.mechanism.as_mut()).collect()
+            }
+            ModelRecipe::Vit(_) | ModelRecipe::Own(_) => Vec::new(),
         };
         for mechanism in others.into_iter().chain([&mut recipe.mechanism]) {
             *mechanism = with_length_scale(mechanism.clone(), rule);
@@ -83,7 +86,13 @@ mod tests {
 
     #[test]
     fn every_mechanism_of_a_recipe_is_given_one() {
+        let stage = "{ dim = 16, depth = 1, heads = 1, mlp_ratio = 2, ratio = 1";
+        let stages = format!(
+            "[{stage}, mechanism = {{ mechanism = 'fna' }} }}, {stage} }}, {stage}, mechanism = {{ mechanism = 'fna' }} }}, {stage} }}]"
+        );
+        let pyramid = format!("mechanism = 'fna'\n[model]\nkind = 'pyramid'\nstages = {stages}");
         for text in [
+            &pyramid[..],
             "mechanism = 'fna'\n[model]\nkind = 'text'\ndecoder = 'fna'\ncross = 'fna'",
             "mechanism = 'fna'\n[model]\nkind = 'language'\nlayers = ['own', 'fna']",
         ] {

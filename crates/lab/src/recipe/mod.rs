@@ -210,12 +210,13 @@ impl Recipe {
         if self.fit.is_some() { fit::FIT } else { self.mechanism.id() }
     }
 
-    /// Every mechanism of the model: the recipe's, and those that parts of a model of text or heads have in its place.
+    /// Every mechanism of the model: the recipe's, and those that parts of a model of text, stages of a pyramid or heads have in its place.
     pub fn mechanisms(&self) -> impl Iterator<Item = Mechanism> {
         let others = match &self.model {
             ModelRecipe::Language(m) => m.mechanisms(&self.mechanism),
             ModelRecipe::Text(m) => m.decoder.iter().chain(&m.cross).map(|mechanism| (**mechanism).clone()).collect(),
-            ModelRecipe::Vit(_) | ModelRecipe::Pyramid(_) | ModelRecipe::Own(_) => Vec::new(),
+            ModelRecipe::Pyramid(m) => m.mechanisms(&self.mechanism),
+            ModelRecipe::Vit(_) | ModelRecipe::Own(_) => Vec::new(),
         };
         let groups = self.fit.iter().flat_map(|fit| &fit.layers).flat_map(|layer| &layer.groups);
         others.into_iter().chain(groups.map(|group| group.mechanism.clone())).chain([self.mechanism.clone()])

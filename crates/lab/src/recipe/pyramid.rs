@@ -62,6 +62,13 @@ impl PyramidRecipe {
         })
     }
 
+    /// Those that stages have in place of `mechanism`.
+    pub(super) fn mechanisms(&self, mechanism: &Mechanism) -> Vec<Mechanism> {
+        let built = self.config(mechanism, [224; 2], 3, 1000);
+        built
+            .map_or_else(|_| Vec::new(), |built| built.stages.into_iter().filter_map(|stage| stage.mechanism).collect())
+    }
+
     pub(super) fn checks(&self) -> Vec<Check> {
         let known = PyramidConfig::PRESETS.contains(&self.preset.as_str());
         let names = "a preset: soft- or laplacian-, then mini, tiny, small, medium, large or huge; or soft-tiny-t1, \

@@ -114,6 +114,9 @@ impl ScheduleRecipe {
     /// The schedule stretched or shrunk to `epochs`: milestones keep their share of the run, and the warm-up is a quarter of it at most.
     #[must_use]
     pub fn of_epochs(mut self, epochs: usize) -> Self {
+        if epochs == self.epochs {
+            return self;
+        }
         let ratio = epochs as f64 / self.epochs as f64;
         if let Decay::Step { milestones, .. } = &mut self.decay {
             milestones.iter_mut().for_each(|milestone| *milestone *= ratio);

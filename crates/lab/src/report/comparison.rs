@@ -27,7 +27,7 @@ pub fn comparison_page(comparison: &Comparison, metrics: &[Vec<Vec<Record>>]) ->
         p class="quiet" {
             "The same model, data, recipe and seeds; only the attention differs. "
             (entries.len() + comparison.lost().len()) " mechanisms, " (seeds.len()) " seed" @if seeds.len() != 1 { "s" } ", "
-            (plan.steps) " steps of " (recipe.schedule.batch_size) " examples a run."
+            (plan.steps) " steps of " (recipe.schedule.step_examples()) " examples a run."
         }
         p class="verdict" { (comparison.headline()) }
         @for caveat in comparison.caveats() { p { strong { "Note. " } (caveat) } }

@@ -142,7 +142,11 @@ pub(super) fn extension<T: Task>(shorter: &Recipe, task: &T, begun: &State, opti
     if begun.plan.ends_epoch(begun.step) && !begun.is_unjudged() && begun.is_exhausted() {
         return Err(no_patience(begun));
     }
-    if recipe.schedule == shorter.schedule && begun.step < begun.plan.steps {
+    if recipe.schedule == shorter.schedule {
+        let late = recipe.schedule.max_minutes.is_some_and(|minutes| begun.seconds > minutes * 60.0);
+        if late || begun.step == begun.plan.steps {
+            return Err(nothing_left(&recipe.schedule, &begun.plan.clone().shortened(begun.step), begun.step));
+        }
         options.observer.on(Event::Note("the run goes on with more patience"));
         return Ok(begun.plan.clone());
     }
@@ -150,7 +154,7 @@ pub(super) fn extension<T: Task>(shorter: &Recipe, task: &T, begun: &State, opti
     if let Some(minutes) = recipe.schedule.max_minutes {
         let left = minutes - begun.seconds / 60.0;
         let more = if left > 0.0 { Plan::affordable(left, time_steps(recipe, task, &options.device)?) } else { 0 };
-        plan = plan.shortened(begun.step + more);
+        plan = plan.shortened(begun.step.saturating_add(more));
     }
     if plan.steps <= begun.step {
         return Err(nothing_left(&recipe.schedule, &plan, begun.step));

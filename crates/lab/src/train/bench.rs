@@ -23,6 +23,7 @@ pub(crate) struct Bench<'a, T: Task> {
     session: Session<'a, T>,
     recipe: &'a Recipe,
     task: &'a T,
+    trained: Option<Checkpoint>,
     device: Device,
     batch: T::Batch,
 }
@@ -30,15 +31,10 @@ pub(crate) struct Bench<'a, T: Task> {
 impl<'a, T: Task> Bench<'a, T> {
     /// The recipe's model, with the weights of `trained` if given, and the first batch of its first epoch.
     pub fn new(recipe: &'a Recipe, task: &'a T, trained: Option<Checkpoint>, device: &Device) -> Result<Self> {
-        let plan = Plan::full(&recipe.schedule, task.train_len());
-        let data = DataIdentity { name: String::new(), fingerprint: String::new() };
-        let mut session = Session::new(recipe, task, data, plan, device)?;
-        if let Some(trained) = trained {
-            session.load_weights(&trained)?;
-        }
+        let session = begin(recipe, task, trained.as_ref(), device)?;
         let empty = || Error::Unfit { name: recipe.name.clone(), problem: "it has no whole batch".into() };
         let batch = task.epoch(recipe, 0, 0)?.next().ok_or_else(empty)??;
-        Ok(Self { session, recipe, task, device: device.clone(), batch })
+        Ok(Self { session, recipe, task, trained, device: device.clone(), batch })
     }
 
     /// Examples in the batch.
@@ -51,26 +47,62 @@ impl<'a, T: Task> Bench<'a, T> {
         self.recipe.schedule.accumulate
     }
 
-    /// Seconds of one training step. A model that diverges here, on one batch over and over, says nothing of a run.
+    /// Seconds of one training step. A model that diverges here, on one batch over and over, says nothing of a run: it begins anew.
     pub fn step(&mut self) -> Result<f64> {
+        self.again(Self::timed_step)
+    }
+
+    /// Seconds of the forward pass of the batch.
+    pub fn infer(&mut self) -> Result<f64> {
+        self.again(|own| own.timed_inference())
+    }
+
+    /// What `work` finds; where the weights have left what the model can compute, with those of the beginning.
+    fn again(&mut self, work: fn(&mut Self) -> Result<f64>) -> Result<f64> {
+        match work(self) {
+            Err(error) if error.is_divergence() => {
+                self.session = begin(self.recipe, self.task, self.trained.as_ref(), &self.device)?;
+                work(self)
+            }
+            done => done,
+        }
+    }
+
+    fn timed_step(&mut self) -> Result<f64> {
         let batches = vec![self.batch.clone(); self.batches()];
         let began = Instant::now();
         self.session.step_unread(batches, &mut Clock::start())?;
         match self.session.read() {
+            // Numbers that are none take as long.
             Ok(()) | Err(Error::Diverged { .. }) => {}
             Err(e) => return Err(e),
         }
         Ok(began.elapsed().as_secs_f64())
     }
 
-    /// Seconds of the forward pass of the batch.
-    pub fn infer(&self) -> Result<f64> {
+    fn timed_inference(&self) -> Result<f64> {
         let (model, batch) = (self.session.evaluated(), self.batch.clone());
         let began = Instant::now();
         let inputs = self.task.inputs(self.recipe, batch, &self.device);
         self.task.predict(&model, inputs)?;
         Ok(began.elapsed().as_secs_f64())
     }
+}
+
+/// A run that has done nothing yet, with the weights of `trained` if given.
+fn begin<'a, T: Task>(
+    recipe: &'a Recipe,
+    task: &'a T,
+    trained: Option<&Checkpoint>,
+    device: &Device,
+) -> Result<Session<'a, T>> {
+    let plan = Plan::full(&recipe.schedule, task.train_len());
+    let data = DataIdentity { name: String::new(), fingerprint: String::new() };
+    let mut session = Session::new(recipe, task, data, plan, device)?;
+    if let Some(trained) = trained {
+        session.load_weights(trained)?;
+    }
+    Ok(session)
 }
 
 /// Median seconds of a training step of `recipe`, from a few of them; the steps are thrown away.

@@ -263,6 +263,10 @@ impl<T: Task> Run<'_, T> {
             .map_err(|e| diverged(e, self.session.state.step))?;
         let train_loss = self.session.end_epoch();
         clock.lap(&mut self.session.state.time.evaluation);
+        if evaluation.examples == 0 {
+            let problem = "nothing is left to watch after an epoch; raise `regularisation.hold_out`, or leave it out";
+            return Err(Error::Unfit { name: self.session.state.data.name.clone(), problem: problem.into() });
+        }
         // The last step of an epoch is judged by what it leads to.
         if !evaluation.loss.is_finite() {
             return Err(Error::Diverged { step: self.session.state.step, loss: evaluation.loss as f32 });
@@ -340,6 +344,9 @@ impl<T: Task> Run<'_, T> {
             Err(Error::Stopped) => return Ok(self.interrupted()),
             judged => judged?,
         };
+        if !test.loss.is_finite() {
+            return Err(Error::Diverged { step: self.session.state.step, loss: test.loss as f32 });
+        }
         let (seconds, session) = (self.seconds(), self.session);
         let rate = self.recipe.schedule.step_examples() as f64 / session.state.time.seconds_per_step();
         let summary = TrainSummary {

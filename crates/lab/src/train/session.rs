@@ -189,7 +189,7 @@ impl<'a, T: Task> Session<'a, T> {
     /// Waits for the steps that were asked for, and counts their losses; all of them are read at once.
     ///
     /// # Errors
-    /// [`Error::Diverged`] for the first step whose loss is no number; [`Error::Device`] where the device fails.
+    /// [`Error::Diverged`] for the first step whose loss is no number, or the norm of its gradients; [`Error::Device`] where the device fails.
     pub fn read(&mut self) -> Result<()> {
         let unread = std::mem::take(&mut self.unread);
         if unread.is_empty() {
@@ -201,9 +201,10 @@ impl<'a, T: Task> Session<'a, T> {
         let mut next = || values.next().unwrap_or(f64::NAN);
         for Unread { step, norm, .. } in unread {
             let loss = next();
-            self.latest = Some((loss, norm.unwrap_or_else(&mut next)));
+            let norm = norm.unwrap_or_else(&mut next);
+            self.latest = Some((loss, norm));
             self.count(loss);
-            if !loss.is_finite() {
+            if !loss.is_finite() || !norm.is_finite() {
                 return Err(Error::Diverged { step, loss: loss as f32 });
             }
         }

@@ -153,17 +153,23 @@ fn a_difference_is_told_with_what_tells_it(found: &Comparison) {
     // By the same in both seeds: that is no spread, and the test examples are what tells.
     let beside = one.beside_best(&one.entries[0]);
     assert!(!beside.is_told() && !beside.of_seeds && beside.interval.is_some(), "{beside:?}");
-    let page = resolvent_lab::report::comparison_page(&one, &vec![vec![Vec::new(); 2]; 5]).unwrap();
-    assert!(page.contains("differ by the same in all of them"), "{page}");
     let softmax = &mut one.entries[0].runs[1];
     softmax.accuracy = softmax.accuracy.map(|accuracy| accuracy - 1e-5);
     let beside = one.beside_best(&one.entries[0]);
     assert!(beside.is_told() && beside.of_seeds, "{beside:?}");
     assert!(one.headline().contains("before softmax"), "{}", one.headline());
-    // Nobody leads of those that are exactly alike.
+    let mut accumulated = one.clone();
+    accumulated.recipe.schedule.accumulate = 4;
+    let page = resolvent_lab::report::comparison_page(&accumulated, &vec![vec![Vec::new(); 2]; 5]).unwrap();
+    assert!(page.contains("differ by the same in all of them") && page.contains("6 steps of 64 examples"), "{page}");
+    // Nobody leads of those that are exactly alike; who has the same mean of other values is not alike.
     one.entries[0].runs = one.entries[1].runs.clone();
     let headline = one.headline();
     assert!(headline.starts_with("softmax, infsa lead alike with 78.30"), "{headline}");
+    let [first, second] = &mut one.entries[0].runs[..] else { panic!() };
+    std::mem::swap(&mut first.accuracy, &mut second.accuracy);
+    let headline = one.headline();
+    assert!(headline.starts_with("softmax leads with 78.30"), "{headline}");
 }
 
 /// The folder of a run is refused before the steps of a plan are timed.
@@ -178,6 +184,10 @@ fn the_folder_of_a_run_is_refused_first() {
     let error = compare::run(&recipe(), &data, &options).unwrap_err().to_string();
     assert!(error.contains("holds a training run"), "{error}");
     assert_eq!(*notes.0.lock().unwrap(), Vec::<String>::new());
+
+    let options = CompareOptions { seeds: vec![1, u64::MAX], ..quick(&folder.path().join("seeds")) };
+    let error = compare::run(&recipe(), &data, &options).unwrap_err().to_string();
+    assert!(error.contains("`seed`") && !folder.path().join("seeds").exists(), "before any is trained: {error}");
 }
 
 /// On a grid of 4 x 4 patches the default windows make a single landmark: that is told, and how many others have.

@@ -15,7 +15,7 @@ use resolvent_lab::{
     data::{PictureDataset, PictureSpec},
     eval,
     metrics::{self, Record},
-    recipe::{ModelRecipe, PyramidRecipe},
+    recipe::{Decay, ModelRecipe, PyramidRecipe, ScheduleRecipe},
     schedule::Plan,
     train::{self, Ended, Outcome, Resume, Samples, Seen, TrainOptions},
 };
@@ -320,27 +320,37 @@ fn a_run_stops_early_and_tests_its_best_epoch() {
     assert_eq!(timeless(folder.path()), timeless(&whole));
 }
 
-/// A run that is stopped while it is evaluated judges the epoch before it decides whether it waited for long enough.
+/// A run that is stopped while it is evaluated judges the epoch before it decides whether it waited for long enough, and what it finds is
+/// saved, though the checkpoint of that step is there.
 #[test]
 fn an_epoch_is_judged_before_it_ends_a_run() {
     let (folder, data) = (tempfile::tempdir().unwrap(), pictures());
     let (whole, cut) = (folder.path().join("whole"), folder.path().join("cut"));
     let mut recipe = recipe("softmax");
-    recipe.regularisation.patience = Some(1);
-    // The loss falls in every epoch; accuracy of so few examples may not.
-    recipe.schedule.epochs = 3;
-    let expected = finished(train::run(&recipe, &data, &TrainOptions::new(&whole)).unwrap());
-    for (steps, resume) in [(5, Resume::Never), (10, Resume::Always)] {
-        if steps <= expected.steps {
-            let outcome = train::run(&recipe, &data, &stopping(&cut, steps, resume)).unwrap();
-            assert!(matches!(outcome, Outcome::Interrupted { step, .. } if step == steps), "{outcome:?}");
-        }
+    recipe.schedule = ScheduleRecipe { decay: Decay::Constant, warmup_epochs: 0.0, epochs: 12, ..recipe.schedule };
+    recipe.regularisation.patience = Some(12);
+    let best = finished(train::run(&recipe, &data, &TrainOptions::new(&whole)).unwrap()).best.unwrap();
+    assert!(best.epoch > 1, "{best:?}");
+
+    // The same run up to its best epoch, which is better than those before: they are past their patience.
+    recipe.regularisation.patience = Some(best.epoch - 1);
+    recipe.schedule.epochs = best.epoch;
+    for (steps, resume) in [(5, Resume::Never), (5 * best.epoch, Resume::Always)] {
+        let outcome = train::run(&recipe, &data, &stopping(&cut, steps, resume)).unwrap();
+        assert!(matches!(outcome, Outcome::Interrupted { step, .. } if step == steps), "{outcome:?}");
     }
     let options = TrainOptions { resume: Resume::Always, ..TrainOptions::new(&cut) };
     let resumed = finished(train::run(&recipe, &data, &options).unwrap());
-    assert_eq!((resumed.steps, resumed.ended, &resumed.best), (expected.steps, expected.ended, &expected.best));
-    assert_eq!(timeless(&cut), timeless(&whole));
+    assert_eq!((resumed.ended, resumed.best.as_ref()), (Ended::Complete, Some(&best)));
     assert_eq!(resumed.time.steps, resumed.steps, "over all sessions");
+    let epochs = |run: &Path| {
+        let mut records = timeless(run);
+        records.retain(|record| matches!(record, Record::Epoch(epoch) if epoch.epoch <= best.epoch));
+        records
+    };
+    assert_eq!(epochs(&cut), epochs(&whole));
+    assert_eq!(Checkpoint::find(&cut).unwrap().path, cut.join(format!("checkpoints/best-{:09}", best.step)));
+    assert_eq!(eval::run(&cut, &data, &Device::flex()).unwrap().1.confusion, resumed.test.confusion);
 }
 
 #[test]
@@ -355,10 +365,28 @@ fn a_time_budget_shortens_the_plan_or_ends_the_run_and_says_so() {
 
     // The same time for a plan made elsewhere, which does not fit.
     let plan = Plan::full(&recipe.schedule, 64);
+    recipe.regularisation.patience = Some(1_000_000);
     let options = TrainOptions { plan: Some(plan), ..TrainOptions::new(folder.path().join("b")) };
     let summary = finished(train::run(&recipe, &data, &options).unwrap());
     assert_eq!(summary.ended, Ended::OutOfTime);
     assert!(summary.line().contains("out of time"), "{}", summary.line());
+    // More patience is no more time.
+    recipe.regularisation.patience = None;
+    let options = TrainOptions { resume: Resume::Always, ..TrainOptions::new(folder.path().join("b")) };
+    let error = train::run(&recipe, &data, &options).unwrap_err().to_string();
+    assert!(error.contains("`schedule.max_minutes` ends the run"), "{error}");
+}
+
+/// Of each class one picture: a share of them holds none out.
+#[test]
+fn nothing_held_out_is_told() {
+    let (folder, mut data) = (tempfile::tempdir().unwrap(), pictures());
+    let singles: Vec<usize> = (0..data.classes.len()).collect();
+    data.train = data.train.select(&singles);
+    let mut recipe = recipe("softmax");
+    (recipe.schedule.batch_size, recipe.schedule.epochs) = (2, 2);
+    let error = train::run(&recipe, &data, &TrainOptions::new(folder.path())).unwrap_err().to_string();
+    assert!(error.contains("`regularisation.hold_out`"), "{error}");
 }
 
 #[test]
