@@ -154,6 +154,13 @@ fn paths_of_sequences_that_a_mask_cuts() {
     assert!(graphs[0]["notes"].to_string().contains("the sequence has 3 tokens: no path from 0 to 4"), "{}", graphs[0]);
     let page = std::fs::read_to_string(sandbox.path("out/report.html")).unwrap();
     assert!(page.contains("no path from 0 to 4"), "a remark");
+
+    // Those that are absent at the beginning are none of the numbers.
+    tensors.u8("key_mask", &[2, 5], &[0, 0, 1, 1, 1, 1, 1, 1, 1, 1]);
+    let json = analyze(&sandbox, &tensors, &["--mechanisms", "softmax", "--path", "2,0"]);
+    let notes: Vec<String> = json["heads"].as_array().unwrap().iter().map(|head| head["notes"].to_string()).collect();
+    assert!(notes[0].contains("the first 2 tokens are left out: tokens are counted from the next"), "{notes:?}");
+    assert!(!notes[1].contains("left out"), "{notes:?}");
 }
 
 #[test]

@@ -78,6 +78,11 @@ fn rows_say_what_precision_ran_and_by_which_instructions() {
     let plans: Vec<_> = json["points"].as_array().unwrap().iter().map(|point| &point["plan"]).collect();
     assert_eq!((&plans[0]["precision"], &plans[1]["precision"]), (&"bf16".into(), &"full".into()), "{json}");
     assert!(plans.iter().all(|plan| !plan["instructions"].as_str().unwrap().is_empty()), "{json}");
+    // What ran in another precision is another call.
+    sandbox.run(&[&args[..args.len() - 1], &["full"], &more[..3]].concat()).success();
+    let told = sandbox.run(&["bench", "--compare", "full/bench.json", "out/bench.json"]).success().stdout;
+    assert!(told.contains("softmax at 16 tokens is only in the one before"), "{told}");
+    assert!(!told.contains("softmax at 16 tokens, forward") && told.contains("linear at 16 tokens, forward"), "{told}");
 }
 
 /// A benchmark of seven sizes that got a signal when it had measured two: how it ended, its result and its report.

@@ -233,6 +233,8 @@ fn presets_suit_the_pictures_that_a_model_sees() {
     let json = sandbox.run(&command).success().json();
     let call = json["calls"].as_array().unwrap().iter().find(|call| call["mechanism"]["mechanism"] == "fna").unwrap();
     assert_eq!(call["mechanism"]["kappa"], "vision");
+    let ordered = sandbox.run(&[&command[..], &["--causal"]].concat());
+    assert!(ordered.failure(1).contains("patches have no order"), "{}", ordered.stderr);
 }
 
 #[test]

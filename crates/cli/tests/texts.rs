@@ -77,6 +77,8 @@ fn a_classifier_is_trained_evaluated_and_asked() {
     assert_eq!(labels, ["good", "bad"], "{lines}");
     let json = sandbox.pipe(&["classify", "run", "--json"], "lovely\r\nAwful\n".as_bytes()).success().json();
     assert_eq!((&json[0]["label"], &json[1]["label"]), (&"good".into(), &"bad".into()));
+    let marked = sandbox.pipe(&["classify", "run", "--json"], "\u{feff}lovely\r\nAwful\n".as_bytes()).success().json();
+    assert_eq!(marked, json, "a byte order mark is no letter");
     let sum: f64 = ["good", "bad"].iter().map(|class| json[0]["probabilities"][class].as_f64().unwrap()).sum();
     assert!((sum - 1.0).abs() < 1e-5);
     let long = sandbox.run(&["classify", "run", "--text", &"lovely ".repeat(99), "--text", "awful"]).success();

@@ -174,6 +174,13 @@ pub fn run(args: &Analyze, global: &Global) -> Result<()> {
     }
     let Some(analysis) = analyze::run(&options, &args.out)? else { return Err(stopped()) };
     let page = report::write_analysis(&args.out, &analysis)?;
+    // Of an earlier fit, which is not of these results.
+    match std::fs::remove_file(args.out.join(FIT)) {
+        Err(e) if e.kind() != std::io::ErrorKind::NotFound => {
+            return Err(Error::file(&args.out.join(FIT), e.to_string()));
+        }
+        _ => {}
+    }
     match global.json {
         true => output::file(&args.out.join(analyze::RESULTS)),
         false => output::print(&format!("{}{}\nreport: {}", analysis.table(), cut_line(dump.cut), page.display())),
@@ -271,6 +278,10 @@ fn dump(args: &Analyze, shown: Option<Shown>) -> Result<Input> {
             (file.to_path_buf(), Some(file))
         }
     };
+    if args.causal && subject.sees_pictures() {
+        let problem = "holds a model of pictures, whose patches have no order: --causal is for others; leave it out";
+        return Err(Error::file(&path, problem));
+    }
     let (own, learned) = analyze::capture(&subject, &examples, &path)?;
     let cut = examples.iter().filter(|example| example.is_cut()).count();
     let words = match examples.first() {

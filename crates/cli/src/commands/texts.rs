@@ -72,6 +72,8 @@ fn lines(bytes: &[u8], name: &Path, held: &Held) -> Result<Vec<String>> {
         let line = bytes[..e.valid_up_to()].iter().filter(|&&byte| byte == b'\n').count() + 1;
         Error::file(name, format!("line {line} is not UTF-8; convert the text"))
     })?;
+    // As where training data are read.
+    let text = text.strip_prefix('\u{feff}').unwrap_or(text);
     let text = text.strip_suffix('\n').unwrap_or(text);
     let lines = (!text.is_empty()).then(|| text.split('\n')).into_iter().flatten();
     let line = |line: &str| {

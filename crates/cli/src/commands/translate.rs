@@ -70,9 +70,10 @@ pub fn run(args: &Translate, global: &Global) -> Result<()> {
     let json = json!({"translations": pairs.collect::<Vec<_>>(), "bleu": score});
     if !global.json && !global.quiet {
         notes(&found, translator.max_tokens()).iter().for_each(tell);
-        if let Some(score) = &score {
-            tell(format_args!("BLEU {:.2} on {} sentences", score.score, lines.len()));
-        }
+    }
+    // What was asked for is told to those who want no notes, too.
+    if let Some(score) = score.as_ref().filter(|_| !global.json) {
+        tell(format_args!("BLEU {:.2} on {} sentences", score.score, lines.len()));
     }
     output::result(global, &json, &lines.join("\n"))
 }

@@ -78,10 +78,14 @@ pub fn differences(before: &BenchReport, after: &BenchReport) -> Vec<String> {
 /// Whether two points measure the same call, a rival's standing for the mechanism as it was configured.
 fn same(a: &Point, b: &Point) -> bool {
     let key = |p: &Point| (p.batch, p.heads, p.tokens, p.head_dim);
+    // Older results do not tell in which precision products were taken.
+    let precision = |p: &Point| p.plan.as_ref().and_then(|plan| plan.precision);
+    let as_precise = precision(a).zip(precision(b)).is_none_or(|(a, b)| a == b);
     // A rival has no configuration of its own: its arithmetic tells. That of ours is counted, and versions may count otherwise.
     a.label == b.label
         && a.mechanism == b.mechanism
         && key(a) == key(b)
+        && as_precise
         && (a.mechanism.is_some() || a.flops == b.flops)
 }
 

@@ -157,8 +157,16 @@ mod tests {
         let mut rng = ChaCha8Rng::seed_from_u64(3);
         let shape = Shape::square(1, 1, 300, 64);
         let mut draw = || (0..shape.q_len()).map(|_| StandardNormal.sample(&mut rng)).collect::<Vec<f32>>();
-        let sequence =
-            Sequence { shape, same_tokens: true, shifted: false, number: 0, q: draw(), k: Some(draw()), v: None };
+        let sequence = Sequence {
+            shape,
+            same_tokens: true,
+            shifted: false,
+            first: 0,
+            number: 0,
+            q: draw(),
+            k: Some(draw()),
+            v: None,
+        };
         let [found] = &distances("l", 0, &sequence)[..] else { panic!("one head") };
         assert!((found.absolute.variation * 8.0 - 0.756).abs() < 0.05, "{found:?}");
         assert!((found.squared.variation * 8.0 - 1.414).abs() < 0.1, "{found:?}");
@@ -183,21 +191,39 @@ mod tests {
     #[test]
     fn a_tied_token_is_not_far_from_itself() {
         let shape = Shape::square(1, 1, 3, 1);
-        let sequence =
-            Sequence { shape, same_tokens: true, shifted: false, number: 0, q: vec![0.0, 1.0, 3.0], k: None, v: None };
+        let sequence = Sequence {
+            shape,
+            same_tokens: true,
+            shifted: false,
+            first: 0,
+            number: 0,
+            q: vec![0.0, 1.0, 3.0],
+            k: None,
+            v: None,
+        };
         let found = &distances("l", 0, &sequence)[0];
         assert_eq!((found.absolute.mean, found.squared.mean), (2.0, 14.0 / 3.0));
         let same = Sequence {
             shape: Shape::square(1, 1, 1, 1),
             same_tokens: true,
             shifted: false,
+            first: 0,
             number: 0,
             q: vec![1.0],
             k: None,
             v: None,
         };
         assert!(distances("l", 0, &same).is_empty());
-        let flat = Sequence { q: vec![1.0; 3], shape, same_tokens: true, shifted: false, number: 0, k: None, v: None };
+        let flat = Sequence {
+            q: vec![1.0; 3],
+            shape,
+            same_tokens: true,
+            shifted: false,
+            first: 0,
+            number: 0,
+            k: None,
+            v: None,
+        };
         assert_eq!(
             (distances("l", 0, &flat)[0].absolute.variation, distances("l", 0, &flat)[0].squared.tail),
             (0.0, 0.0)

@@ -23,7 +23,7 @@ impl Analysis {
         let (replace, some) = (of(Finding::Replaces), of(Finding::SomeHeads));
         let nearest = others.iter().find(|verdict| verdict.numbers.error_median.is_some());
         match (nearest, some.iter().max_by_key(|verdict| verdict.numbers.close_nearer)) {
-            _ if !replace.is_empty() => replacing(&replace),
+            _ if !replace.is_empty() => replacing(&replace, self.causal),
             (Some(nearest), Some(most)) => {
                 let Verdict { name, numbers: n, .. } = most;
                 let all = n.heads + n.refused;
@@ -34,10 +34,9 @@ impl Analysis {
                 )
             }
             (Some(nearest), None) => {
-                let than =
-                    if nearest.finding == Finding::LikeTheMean { " better than the mean of all values" } else { "" };
+                let than = if nearest.finding == Finding::LikeTheMean { " better than the mean of values" } else { "" };
                 let Verdict { name, numbers, .. } = nearest;
-                let (off, control) = (off(numbers), control(numbers));
+                let (off, control) = (off(numbers), control(numbers, self.causal));
                 format!("Nothing replaces softmax here{than}; nearest is {name}, {off}.{control} {FIT}")
             }
             (None, _) if others.is_empty() => self.verdicts[0].sentence.clone(),
@@ -51,7 +50,7 @@ const FIT: &str =
     "Mechanisms are taken at their defaults: analyze --fit 0.99 looks for settings that do, head by head.";
 
 /// Those that replace softmax, the nearest of them first.
-fn replacing(replace: &[&Verdict]) -> String {
+fn replacing(replace: &[&Verdict], causal: bool) -> String {
     let time = |verdict: &Verdict| verdict.numbers.time_ratio.unwrap_or(f64::INFINITY);
     let nearest = replace[0];
     let fastest = replace.iter().copied().min_by(|a, b| time(a).total_cmp(&time(b))).unwrap_or(nearest);
@@ -68,12 +67,13 @@ fn replacing(replace: &[&Verdict]) -> String {
         ),
     };
     let slow = if time(fastest) > 1.0 { ". None is faster than softmax on these tokens" } else { "" };
-    format!("{who}{slow}.{}", control(&nearest.numbers))
+    format!("{who}{slow}.{}", control(&nearest.numbers, causal))
 }
 
 /// What every replacement is held against.
-fn control(n: &Numbers) -> String {
-    let told = |mean: f64| format!(" The mean of all values, which needs no attention, is {:.1} % off.", 100.0 * mean);
+fn control(n: &Numbers, causal: bool) -> String {
+    let which = if causal { "the values so far" } else { "all values" };
+    let told = |mean: f64| format!(" The mean of {which}, which needs no attention, is {:.1} % off.", 100.0 * mean);
     n.mean_of_values.map_or_else(String::new, told)
 }
 
@@ -140,6 +140,13 @@ mod tests {
         assert!(two.headline().contains("nearest is ssa, 1.0 %") && two.headline().contains("fastest is local"));
         let slow = analysis(vec![softmax(), near("ssa", 0.01, 2.0)]);
         assert!(slow.headline().ends_with("None is faster than softmax on these tokens."), "{}", slow.headline());
+        let mut told = verdict("ssa", Finding::Replaces, Some(0.01), 2.0);
+        told.numbers.mean_of_values = Some(0.743);
+        let causal = Analysis { causal: true, ..analysis(vec![softmax(), told]) }.headline();
+        assert!(
+            causal.ends_with("The mean of the values so far, which needs no attention, is 74.3 % off."),
+            "{causal}"
+        );
         let itself = || verdict("local", Finding::IsSoftmax, Some(0.0), 1.0);
         assert_eq!(
             analysis(vec![softmax(), itself(), lost()]).headline(),
@@ -148,7 +155,7 @@ mod tests {
         let flat =
             analysis(vec![softmax(), itself(), verdict("ssa", Finding::LikeTheMean, Some(0.02), 2.0)]).headline();
         assert!(
-            flat.starts_with("Nothing replaces softmax here better than the mean of all values; nearest is ssa"),
+            flat.starts_with("Nothing replaces softmax here better than the mean of values; nearest is ssa"),
             "{flat}"
         );
         assert!(analysis(vec![softmax(), lost()]).headline().contains("the verdicts say why"));

@@ -269,6 +269,9 @@ fn heads(
             None if output.is_none() => notes.push("its output is not finite".into()),
             _ => {}
         }
+        if baselines.is_empty() && sequence.same_tokens && sequence.first > 0 {
+            notes.push(format!("the first {} tokens are left out: tokens are counted from the next", sequence.first));
+        }
         let q = &sequence.q[head * s.seq_q * s.head_dim..][..s.seq_q * s.head_dim];
         let k = sequence.k.as_deref().map(|k| &k[head * s.seq_kv * s.head_dim..][..s.seq_kv * s.head_dim]);
         let plan = applied.plan.as_ref().map(|plan| (plan, head));

@@ -6,7 +6,7 @@ use resolvent_lab::{
     stats::{Interval, Side},
 };
 
-use super::{Finding, Numbers};
+use super::{Finding, Numbers, verdict::beside_mean};
 
 /// The finding on a mechanism with its numbers and reasons, for a reader.
 pub(super) fn sentence(
@@ -31,13 +31,17 @@ pub(super) fn sentence(
     let mean = if causal { "the mean of the values so far" } else { "the mean of all values" };
     let told = match finding {
         Finding::Replaces => {
-            let control =
-                n.mean_of_values.map_or_else(String::new, |_| format!(", nearer than {mean} ({})", beside(n)));
-            format!("{id} can replace softmax here: {}{control}", error(n))
+            let control = match beside_mean(n.beside_mean) {
+                _ if n.mean_of_values.is_none() => String::new(),
+                Finding::NeedsTraining => format!(", nearer than {mean} ({})", beside(n)),
+                _ => format!(", where {mean} is close in {} of {} ({})", n.mean_close, heads(n.heads), beside(n)),
+            };
+            format!("{id} can replace softmax here{}: {}{control}", share(n), error(n))
         }
         Finding::LikeTheMean => format!(
-            "{id} is close to softmax here, and no closer than {mean} ({}): {}; what softmax does on these tokens, that mean does without \
+            "{id} is close to softmax here{}, and no closer than {mean} ({}): {}; what softmax does on these tokens, that mean does without \
              attention",
+            share(n),
             beside(n),
             error(n)
         ),
@@ -76,7 +80,9 @@ pub(super) fn sentence(
 fn share(n: &Numbers) -> String {
     match n.close_interval.filter(|interval| interval.side_of(0.9) == Side::Open) {
         Some(interval) => {
-            format!(" (of more such heads {} %, 95 % interval: nine of ten is not ruled out)", interval.text(100.0, 0))
+            let all = n.heads + n.refused;
+            let open = if 10 * n.close >= 9 * all { "fewer than nine of ten are" } else { "nine of ten is" };
+            format!(" (of more such heads {} %, 95 % interval: {open} not ruled out)", interval.text(100.0, 0))
         }
         None => String::new(),
     }
@@ -196,9 +202,18 @@ mod tests {
     /// An uncertain share of close heads is told with its interval, a clear one without.
     #[test]
     fn a_share_at_the_edge_says_so() {
-        let numbers =
-            |close, heads| Numbers { close_interval: Some(Interval::of_share(close, heads)), ..Numbers::default() };
+        let numbers = |close, heads| Numbers {
+            close,
+            heads,
+            close_interval: Some(Interval::of_share(close, heads)),
+            ..Numbers::default()
+        };
         assert!(share(&numbers(62, 72)).contains("76 to 92 %"), "{}", share(&numbers(62, 72)));
+        assert!(
+            share(&numbers(12, 12)).contains("76 to 100 %, 95 % interval: fewer than"),
+            "{}",
+            share(&numbers(12, 12))
+        );
         assert_eq!(share(&numbers(10, 72)), "");
     }
 }

@@ -155,6 +155,8 @@ pub struct Tally {
     pub close: usize,
     /// Of these, those that are nearer than the mean of all values, or where there is none.
     pub close_nearer: usize,
+    /// Heads compared on which the mean of all values is close.
+    pub mean_close: usize,
     /// Of the heads compared, those whose output is not finite.
     pub broken: usize,
     /// Error after one factor per head.
@@ -212,6 +214,7 @@ impl Tally {
         let nearer = |error: f64| head.mean_of_values.is_none_or(|mean| is_less(error, mean));
         self.close += usize::from(close.is_some());
         self.close_nearer += usize::from(close.is_some_and(nearer));
+        self.mean_close += usize::from(head.mean_of_values.is_some_and(|mean| mean <= CLOSE));
         self.broken += usize::from(head.comparable && head.output.is_none());
         self.error.add(error);
         self.relative.add(head.output.map(|output| output.relative));

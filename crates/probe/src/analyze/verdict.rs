@@ -24,9 +24,9 @@ pub enum Finding {
     Baseline,
     /// It is softmax, too: a window that leaves none of the tokens out, or the same four values.
     IsSoftmax,
-    /// Close in nine of ten heads, and nearer than the mean of all values.
+    /// Close in nine of ten heads, where the mean of all values is not, or is farther.
     Replaces,
-    /// Close in nine of ten heads, and no nearer than the mean of all values.
+    /// Close in nine of ten heads, as the mean of all values is, and no nearer than that.
     LikeTheMean,
     /// Close in some heads, and nearer there than the mean of all values.
     SomeHeads,
@@ -93,7 +93,9 @@ pub struct Numbers {
     pub close: usize,
     /// Of those close, heads that are nearer than the mean of all values, or where there is none.
     pub close_nearer: usize,
-    /// Where the true share of such heads lies, with those that it cannot be applied to.
+    /// Heads on which the mean of all values is close.
+    pub mean_close: usize,
+    /// Where the true share of close heads lies, with those that it cannot be applied to.
     pub close_interval: Option<Interval>,
     /// Error after one factor per head.
     pub error_median: Option<f64>,
@@ -156,6 +158,7 @@ impl Numbers {
             broken: tally.broken,
             close: tally.close,
             close_nearer: tally.close_nearer,
+            mean_close: tally.mean_close,
             close_interval: (counted > 0).then(|| Interval::of_share(tally.close, counted)),
             error_median: tally.error.median(),
             error_interval: tally.error.median_interval(),
@@ -226,6 +229,7 @@ fn finding(baseline: bool, n: &Numbers) -> Finding {
         _ if 10 * n.close >= 9 * (n.heads + n.refused) => match beside_mean(n.beside_mean) {
             Finding::NeedsTraining => Finding::Replaces,
             _ if n.mean_of_values.is_none() => Finding::Replaces,
+            _ if 10 * n.mean_close < 9 * n.heads => Finding::Replaces,
             _ => Finding::LikeTheMean,
         },
         _ if n.close_nearer > 0 => Finding::SomeHeads,
@@ -248,7 +252,7 @@ fn is_softmax(mechanism: &Mechanism, softmax: &Mechanism, tokens: usize) -> bool
 }
 
 /// What heads say that are nearer than the mean of all values, and such that are farther: a sign test, where both are there.
-fn beside_mean(counts: [usize; 2]) -> Finding {
+pub(super) fn beside_mean(counts: [usize; 2]) -> Finding {
     match counts {
         [0, _] => Finding::NotHere,
         [_, 0] => Finding::NeedsTraining,
@@ -263,6 +267,24 @@ fn beside_mean(counts: [usize; 2]) -> Finding {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// Close everywhere, and in too few heads nearer than the mean to tell: that the mean does the same is said where it is close, too.
+    #[test]
+    fn the_mean_is_held_against_what_replaces_softmax_where_it_is_close() {
+        let found = |mean_close| {
+            let numbers = Numbers {
+                heads: 12,
+                close: 12,
+                mean_close,
+                error_median: Some(0.0),
+                mean_of_values: Some(0.95),
+                beside_mean: [7, 5],
+                ..Numbers::default()
+            };
+            finding(false, &numbers)
+        };
+        assert_eq!([5, 12].map(found), [Finding::Replaces, Finding::LikeTheMean]);
+    }
 
     /// What is nearer in 29 heads of 72 is not called farther; in 20 of 72 it is.
     #[test]

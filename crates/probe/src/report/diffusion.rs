@@ -22,7 +22,7 @@ pub fn section(analysis: &Analysis) -> Markup {
             h2 { "Diffusion maps" }
             p class="quiet" {
                 "Tokens of the first head of the first and the last layer on the first two coordinates of the walk on their symmetrised graph, after one step: "
-                "tokens lie close whose walkers go to the same places. A second group apart is a cluster, a line a chain; all in one point is a graph that mixes at once."
+                "tokens lie close whose walkers go to the same places. A second group apart is a cluster, a line a chain; all in one point is a graph that mixes at once, or whose walkers change sides with every step (a negative eigenvalue has no place here)."
             }
             div class="charts" { @for map in &analysis.maps { (scatter(map, style(analysis, &map.name))) } }
         }

@@ -65,6 +65,8 @@ pub struct Sequence {
     pub same_tokens: bool,
     /// Whether a mask left out keys behind the last that is there: the last query and the last key are then not those that stood side by side.
     pub shifted: bool,
+    /// Tokens before the first that there is, which are left out: places are counted from that one.
+    pub first: usize,
     /// Its number among those of the layer, by which clusters and landmarks are drawn.
     pub number: usize,
     /// Queries.
@@ -110,6 +112,7 @@ impl Dump {
         // Queries are the same tokens as keys, or those of another sequence.
         let own = shape.seq_q == shape.seq_kv;
         let shifted = !own && kept.as_ref().is_some_and(|kept| kept.last() == Some(&false));
+        let first = kept.iter().flatten().position(|&kept| kept).unwrap_or(0);
         let held = Held::new();
         let mut read = |tensor: &Stored, masked: bool| -> Result<Vec<f32>> {
             held.add(&self.files[tensor.file].path, tensor.reading(shape.heads))?;
@@ -127,7 +130,7 @@ impl Dump {
         let seq_kv = kept.map_or(shape.seq_kv, |kept| kept.iter().filter(|&&kept| kept).count());
         let seq_q = if own { seq_kv } else { shape.seq_q };
         let shape = Shape { batch: 1, seq_q, seq_kv, ..shape };
-        Ok(Sequence { shape, same_tokens: own, shifted, number: batch, q, k, v })
+        Ok(Sequence { shape, same_tokens: own, shifted, first, number: batch, q, k, v })
     }
 
     /// Which tokens of a sequence there are.

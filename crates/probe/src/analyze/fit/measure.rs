@@ -209,6 +209,7 @@ fn grouped(
             shape: Shape { heads: group.heads.len(), ..s },
             same_tokens: sequence.same_tokens,
             shifted: sequence.shifted,
+            first: sequence.first,
             number: sequence.number,
             q: take(&sequence.q, s.seq_q * s.head_dim),
             k: sequence.k.as_deref().map(|k| take(k, s.seq_kv * s.head_dim)),

@@ -293,6 +293,12 @@ fn singles(options: &FitOptions, tried: &[Tried]) -> Vec<Single> {
         let mut taken = Vec::new();
         for (layer, at) in places {
             for head in 0..layer.layer.shape.heads {
+                // Where nothing can be compared, as softmax's output is zero, no candidate says anything.
+                let told = |(at, trial): (usize, &Trial)| trial.offer(at, head, layer.sequences[0]).is_some();
+                if !layer.trials.iter().enumerate().skip(1).any(told) {
+                    taken.push(Offer { candidate: at, cost: 0.0, distance: 0.0 });
+                    continue;
+                }
                 let offer = match at {
                     0 => Offer { candidate: 0, cost: 1.0, distance: 0.0 },
                     _ => layer.trials[at].offer(at, head, layer.sequences[0])?,

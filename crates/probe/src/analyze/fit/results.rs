@@ -181,6 +181,12 @@ impl Fit {
         let (unit, measure) = (self.file.cost.name(), self.measure());
         let dense = self.dense_heads();
         let below = self.heads().filter(|head| !self.reaches(head.fitted)).count();
+        let able = all - dense - below;
+        let rest: Vec<String> = [(dense, "keep it"), (below, "miss the target")]
+            .into_iter()
+            .filter(|&(count, _)| count > 0)
+            .map(|(count, what)| format!(", {count} {what}"))
+            .collect();
         let mut told = vec![match dense {
             // A budget takes what it costs, whatever the heads do then.
             _ if self.file.budget.is_some() && below == all => {
@@ -189,13 +195,16 @@ impl Fit {
             dense if dense == all => format!(
                 "Nothing that was tried is cheaper than dense softmax and reaches {measure} on any of the {all} heads: softmax stays."
             ),
-            0 => format!(
+            _ if able == 0 => {
+                format!("None of the {all} heads reaches {measure} with less than dense softmax{}.", rest.concat())
+            }
+            _ if able == all => format!(
                 "All {all} heads can do with less than dense softmax: by the candidates' own {unit} {:.2} of softmax's.",
                 self.share
             ),
             _ => format!(
-                "{} of {all} heads can do with less than dense softmax, {dense} keep it: by the candidates' own {unit} {:.2} of softmax's.",
-                all - dense,
+                "{able} of {all} heads can do with less than dense softmax{}: by the candidates' own {unit} {:.2} of softmax's.",
+                rest.concat(),
                 self.share
             ),
         }];
