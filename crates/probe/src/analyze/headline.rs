@@ -34,7 +34,10 @@ impl Analysis {
                 )
             }
             (Some(nearest), None) => {
-                let than = if nearest.finding == Finding::LikeTheMean { " better than the mean of values" } else { "" };
+                let than = match nearest.finding {
+                    Finding::LikeTheMean => format!(" better than the mean of {}", values(self.causal)),
+                    _ => String::new(),
+                };
                 let Verdict { name, numbers, .. } = nearest;
                 let (off, control) = (off(numbers), control(numbers, self.causal));
                 format!("Nothing replaces softmax here{than}; nearest is {name}, {off}.{control} {FIT}")
@@ -70,10 +73,15 @@ fn replacing(replace: &[&Verdict], causal: bool) -> String {
     format!("{who}{slow}.{}", control(&nearest.numbers, causal))
 }
 
+/// What the control is the mean of.
+const fn values(causal: bool) -> &'static str {
+    if causal { "the values so far" } else { "all values" }
+}
+
 /// What every replacement is held against.
 fn control(n: &Numbers, causal: bool) -> String {
-    let which = if causal { "the values so far" } else { "all values" };
-    let told = |mean: f64| format!(" The mean of {which}, which needs no attention, is {:.1} % off.", 100.0 * mean);
+    let of = values(causal);
+    let told = |mean: f64| format!(" The mean of {of}, which needs no attention, is {:.1} % off.", 100.0 * mean);
     n.mean_of_values.map_or_else(String::new, told)
 }
 
@@ -155,7 +163,7 @@ mod tests {
         let flat =
             analysis(vec![softmax(), itself(), verdict("ssa", Finding::LikeTheMean, Some(0.02), 2.0)]).headline();
         assert!(
-            flat.starts_with("Nothing replaces softmax here better than the mean of values; nearest is ssa"),
+            flat.starts_with("Nothing replaces softmax here better than the mean of all values; nearest is ssa"),
             "{flat}"
         );
         assert!(analysis(vec![softmax(), lost()]).headline().contains("the verdicts say why"));

@@ -182,10 +182,10 @@ impl Fit {
         let dense = self.dense_heads();
         let below = self.heads().filter(|head| !self.reaches(head.fitted)).count();
         let able = all - dense - below;
-        let rest: Vec<String> = [(dense, "keep it"), (below, "miss the target")]
+        let rest: Vec<String> = [(dense, ["keeps", "keep"], "it"), (below, ["misses", "miss"], "the target")]
             .into_iter()
-            .filter(|&(count, _)| count > 0)
-            .map(|(count, what)| format!(", {count} {what}"))
+            .filter(|&(count, ..)| count > 0)
+            .map(|(count, does, what)| format!(", {count} {} {what}", does[usize::from(count > 1)]))
             .collect();
         let mut told = vec![match dense {
             // A budget takes what it costs, whatever the heads do then.
