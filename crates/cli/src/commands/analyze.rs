@@ -280,7 +280,7 @@ fn dump(args: &Analyze, shown: Option<Shown>) -> Result<Input> {
     };
     if args.causal && subject.sees_pictures() {
         let problem = "holds a model of pictures, whose patches have no order: --causal is for others; leave it out";
-        return Err(Error::file(&path, problem));
+        return Err(Error::file(args.checkpoint.as_deref().unwrap_or(&path), problem));
     }
     let (own, learned) = analyze::capture(&subject, &examples, &path)?;
     let cut = examples.iter().filter(|example| example.is_cut()).count();

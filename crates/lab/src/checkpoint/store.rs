@@ -53,12 +53,8 @@ impl Store {
         self.write(&format!("step-{:09}", state.step), state, parts)?;
         let mut old = self.list("step-")?;
         let kept = old.split_off(old.len().saturating_sub(self.keep));
-        // What cannot be read names nothing.
-        let named = kept.iter().filter_map(|path| Manifest::read(path).ok()?.state.best);
-        let named: Vec<PathBuf> = named.map(|best| self.best_path(best.step)).collect();
-        let outdone = self.list("best-")?.into_iter().filter(|path| !named.contains(path));
         // A best that an old checkpoint names goes last.
-        for folder in old.into_iter().chain(outdone) {
+        for folder in old.into_iter().chain(self.unnamed(&kept)?) {
             fs::remove_dir_all(&folder).map_err(Error::io(&folder, "cannot remove an old checkpoint"))?;
         }
         Ok(())
@@ -83,12 +79,30 @@ impl Store {
         Ok(())
     }
 
-    /// Removes what a crash left half-written.
+    /// The best weights that none of the checkpoints `kept` names. What cannot be read names nothing.
+    fn unnamed(&self, kept: &[PathBuf]) -> Result<Vec<PathBuf>> {
+        let named = kept.iter().filter_map(|path| Manifest::read(path).ok()?.state.best);
+        let named: Vec<PathBuf> = named.map(|best| self.best_path(best.step)).collect();
+        Ok(self.list("best-")?.into_iter().filter(|path| !named.contains(path)).collect())
+    }
+
+    /// Writes the state of the checkpoint that `state` is of anew, as where a run is extended.
+    ///
+    /// # Errors
+    /// As [`Store::save`]; [`Error::Damaged`] where it cannot be read.
+    pub fn renew(&self, state: &State) -> Result<()> {
+        restate(&self.folder.join(format!("step-{:09}", state.step)), state)
+    }
+
+    /// Removes what a crash left half-written or half-removed, and best weights that no checkpoint has come to name: an extended run may have
+    /// others after as many steps.
     ///
     /// # Errors
     /// [`Error::Io`].
     pub fn clean(&self) -> Result<()> {
-        for folder in self.list(UNFINISHED)? {
+        let steps = self.list("step-")?;
+        let cut = steps.iter().filter(|folder| !folder.join(STATE).exists()).cloned();
+        for folder in self.list(UNFINISHED)?.into_iter().chain(cut).chain(self.unnamed(&steps)?) {
             fs::remove_dir_all(&folder).map_err(Error::io(&folder, "cannot remove an unfinished checkpoint"))?;
         }
         Ok(())
@@ -97,8 +111,7 @@ impl Store {
     fn write(&self, name: &str, state: &State, parts: Vec<(&str, Part)>) -> Result<()> {
         let target = self.folder.join(name);
         if target.is_dir() {
-            let manifest = Manifest { state: state.clone(), ..Manifest::read(&target)? };
-            return write_atomically(&target.join(STATE), &to_json(&manifest)?);
+            return restate(&target, state);
         }
         let failed = || Error::io(&target, "cannot save the checkpoint");
         fs::create_dir_all(&self.folder).map_err(failed())?;
@@ -135,4 +148,10 @@ impl Store {
         found.sort();
         Ok(found)
     }
+}
+
+/// Writes the state of the checkpoint in `folder` anew; its tensors stay.
+fn restate(folder: &Path, state: &State) -> Result<()> {
+    let manifest = Manifest { state: state.clone(), ..Manifest::read(folder)? };
+    write_atomically(&folder.join(STATE), &to_json(&manifest)?)
 }

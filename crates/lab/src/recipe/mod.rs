@@ -230,9 +230,6 @@ impl Recipe {
             serde_json::to_value(Self { log: Default::default(), ..unnamed }).unwrap_or_default()
         };
         let compared = |other: &Self| first_difference("", &computed(self), &computed(other));
-        if self.limits().into_iter().zip(other.limits()).any(|(own, other)| other < own) {
-            return compared(other);
-        }
         compared(&other.as_long_as(self)).or_else(|| compared(other))
     }
 
@@ -249,11 +246,21 @@ impl Recipe {
         [epochs, steps, minutes, self.regularisation.patience.map_or(f64::INFINITY, |patience| patience as f64)]
     }
 
-    /// The same with what ends a run of `other`.
+    /// The same, ended where `other` is at the latest.
     fn as_long_as(&self, other: &Self) -> Self {
-        let regularisation =
-            RegularisationRecipe { patience: other.regularisation.patience, ..self.regularisation.clone() };
+        let regularisation = RegularisationRecipe {
+            patience: least(self.regularisation.patience, other.regularisation.patience),
+            ..self.regularisation.clone()
+        };
         Self { schedule: self.schedule.as_long_as(&other.schedule), regularisation, ..self.clone() }
+    }
+}
+
+/// The lesser of two limits, of which one that is not there is none.
+fn least<T: PartialOrd>(one: Option<T>, other: Option<T>) -> Option<T> {
+    match (one, other) {
+        (Some(one), Some(other)) => Some(if other < one { other } else { one }),
+        (one, other) => one.or(other),
     }
 }
 

@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Deserializer, Serialize};
 
-use super::{Check, LONGEST, check, section::by_kind};
+use super::{Check, LONGEST, check, least, section::by_kind};
 
 /// How long a run is, and its learning rates: a linear warm-up, then what `kind` says, step by step.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -100,10 +100,14 @@ impl ScheduleRecipe {
         [self.epochs as f64, steps.unwrap_or(f64::INFINITY), minutes.unwrap_or(f64::INFINITY)]
     }
 
-    /// The same with what ends a run of `other`.
+    /// The same, ended where `other` is at the latest.
     pub(super) fn as_long_as(&self, other: &Self) -> Self {
-        let Self { epochs, max_steps, max_minutes, .. } = *other;
-        Self { epochs, max_steps, max_minutes, ..self.clone() }
+        Self {
+            epochs: self.epochs.min(other.epochs),
+            max_steps: least(self.max_steps, other.max_steps),
+            max_minutes: least(self.max_minutes, other.max_minutes),
+            ..self.clone()
+        }
     }
 
     /// Examples that a step learns from.

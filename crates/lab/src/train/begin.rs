@@ -37,7 +37,12 @@ pub(super) fn open<'a, T: Task>(
     let folder = &options.out_dir;
     let claim = || Claim::take(folder, &FILES, Contents::Run);
     let (claim, session) = match checkpoint {
-        Some(checkpoint) => (claim()?, Session::resumed(recipe, task, &checkpoint, &options.device)?),
+        Some(checkpoint) => {
+            let (claim, session) = (claim()?, Session::resumed(recipe, task, &checkpoint, &options.device)?);
+            // From here on the run is as long as it is now, however it ends.
+            Store::new(folder, recipe.log.keep).renew(&session.state)?;
+            (claim, session)
+        }
         None => {
             let plan = plan(recipe, task, options)?;
             let mut session = Session::new(recipe, task, identity, plan, &options.device)?;

@@ -14,6 +14,7 @@ use resolvent_lab::{
     data::{PictureDataset, PictureSpec},
     folder::Contents,
     metrics::{self, Record},
+    progress::{Event, Observer},
     recipe::Setting,
     report,
     train::{self, Outcome, Resume, TrainOptions},
@@ -168,7 +169,8 @@ fn a_finished_run_is_extended() {
     }
     // A limit that has passed leaves nothing to do.
     let limited = long.with(&["schedule.epochs=8".parse().unwrap(), "schedule.max_minutes=1e-9".parse().unwrap()]);
-    assert!(matches!(train::run(&limited.unwrap(), &data, &resume()), Err(Error::Mismatch { .. })), "less minutes");
+    let less = train::run(&limited.unwrap(), &data, &resume());
+    assert!(matches!(less, Err(Error::Mismatch { ref field, .. }) if field == "schedule.max_minutes"), "{less:?}");
     assert!(run.join("summary.json").is_file());
 
     // What ends the run where it is, is named, whatever else allows more.
@@ -188,6 +190,39 @@ fn a_finished_run_is_extended() {
         let message = train::run(&more, &data, &options).unwrap_err().to_string();
         assert!(message.contains(field) && message.contains("give more with --"), "{message}");
     }
+}
+
+/// Tells how long the run in the folder is by its newest checkpoint, before the first step.
+struct Begun(std::path::PathBuf, std::sync::Mutex<usize>);
+
+impl Observer for Begun {
+    fn on(&self, event: Event<'_>) {
+        if matches!(event, Event::Begin { .. }) {
+            *self.1.lock().unwrap() = Checkpoint::newest(&self.0).unwrap().state.plan.steps;
+        }
+    }
+}
+
+/// A run that is extended is so from its beginning on, and what a crash left is no part of it.
+#[test]
+fn an_extension_is_saved_before_its_first_step() {
+    let (folder, data) = (tempfile::tempdir().unwrap(), pictures(""));
+    let run = folder.path();
+    trained(&recipe(&[]), &data, run);
+    let (checkpoints, newest) = (run.join("checkpoints"), Checkpoint::newest(run).unwrap().path);
+    // Best weights that were saved before a checkpoint could name them, and a checkpoint that was being removed.
+    let (orphan, cut) = (checkpoints.join("best-000000012"), checkpoints.join("step-000000002"));
+    fs::create_dir(&orphan).unwrap();
+    fs::create_dir(&cut).unwrap();
+    for entry in fs::read_dir(&newest).unwrap() {
+        let path = entry.unwrap().path();
+        fs::copy(&path, orphan.join(path.file_name().unwrap())).unwrap();
+    }
+    let begun = std::sync::Arc::new(Begun(run.to_path_buf(), std::sync::Mutex::default()));
+    let options = TrainOptions { resume: Resume::Always, observer: begun.clone(), ..TrainOptions::new(run) };
+    finished(train::run(&recipe(&["schedule.epochs=4"]), &data, &options).unwrap());
+    assert_eq!(*begun.1.lock().unwrap(), 16);
+    assert!(!orphan.exists() && !cut.exists());
 }
 
 /// A run that ended within an epoch and is extended: the loss of that epoch is the mean of all its steps.

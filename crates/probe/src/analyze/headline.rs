@@ -24,20 +24,18 @@ impl Analysis {
         let nearest = others.iter().find(|verdict| verdict.numbers.error_median.is_some());
         match (nearest, some.iter().max_by_key(|verdict| verdict.numbers.close_nearer)) {
             _ if !replace.is_empty() => replacing(&replace, self.causal),
-            (Some(nearest), Some(most)) => {
+            (Some(near), Some(most)) => {
                 let Verdict { name, numbers: n, .. } = most;
                 let all = n.heads + n.refused;
-                let nearest = format!("nearest is {}, {}", nearest.name, off(&nearest.numbers));
+                let nearest = format!("nearest is {}, {}", near.name, off(&near.numbers));
+                let than = than(near, self.causal);
                 format!(
-                    "Nothing replaces softmax in nine of ten heads here; {name} does in {} of {all}; {nearest}. {FIT}",
+                    "Nothing replaces softmax in nine of ten heads here{than}; {name} does in {} of {all}; {nearest}. {FIT}",
                     n.close_nearer
                 )
             }
             (Some(nearest), None) => {
-                let than = match nearest.finding {
-                    Finding::LikeTheMean => format!(" better than the mean of {}", values(self.causal)),
-                    _ => String::new(),
-                };
+                let than = than(nearest, self.causal);
                 let Verdict { name, numbers, .. } = nearest;
                 let (off, control) = (off(numbers), control(numbers, self.causal));
                 format!("Nothing replaces softmax here{than}; nearest is {name}, {off}.{control} {FIT}")
@@ -71,6 +69,14 @@ fn replacing(replace: &[&Verdict], causal: bool) -> String {
     };
     let slow = if time(fastest) > 1.0 { ". None is faster than softmax on these tokens" } else { "" };
     format!("{who}{slow}.{}", control(&nearest.numbers, causal))
+}
+
+/// What nothing replaces softmax better than, where the nearest is close as the mean is.
+fn than(nearest: &Verdict, causal: bool) -> String {
+    match nearest.finding {
+        Finding::LikeTheMean => format!(" better than the mean of {}", values(causal)),
+        _ => String::new(),
+    }
 }
 
 /// What the control is the mean of.
@@ -165,6 +171,18 @@ mod tests {
         assert!(
             flat.starts_with("Nothing replaces softmax here better than the mean of all values; nearest is ssa"),
             "{flat}"
+        );
+        let both = vec![
+            softmax(),
+            verdict("uniform", Finding::LikeTheMean, Some(0.0), 2.0),
+            verdict("ssa", Finding::SomeHeads, Some(0.2), 2.0),
+        ];
+        let both = analysis(both).headline();
+        assert!(
+            both.starts_with(
+                "Nothing replaces softmax in nine of ten heads here better than the mean of all values; ssa"
+            ),
+            "{both}"
         );
         assert!(analysis(vec![softmax(), lost()]).headline().contains("the verdicts say why"));
     }
