@@ -20,6 +20,17 @@ pub(crate) fn sync_folder(path: &Path) -> std::io::Result<()> {
     if cfg!(unix) { File::open(path)?.sync_all() } else { Ok(()) }
 }
 
+/// Removes a file, if it is there.
+///
+/// # Errors
+/// [`Error::Io`].
+pub fn remove(path: &Path) -> Result<()> {
+    match fs::remove_file(path) {
+        Err(e) if e.kind() != std::io::ErrorKind::NotFound => Err(Error::io(path, "cannot remove the file")(e)),
+        _ => Ok(()),
+    }
+}
+
 /// Writes a whole file or nothing: a temporary file beside it, renamed.
 ///
 /// # Errors

@@ -12,6 +12,7 @@ use resolvent_lab::{
     candidate::Candidate,
     data::DataSpec,
     device::Device,
+    disk,
     fit::{Cost, FIT, Measure},
     folder::{Claim, Contents, REPORT},
     progress::tell,
@@ -175,12 +176,7 @@ pub fn run(args: &Analyze, global: &Global) -> Result<()> {
     let Some(analysis) = analyze::run(&options, &args.out)? else { return Err(stopped()) };
     let page = report::write_analysis(&args.out, &analysis)?;
     // Of an earlier fit, which is not of these results.
-    match std::fs::remove_file(args.out.join(FIT)) {
-        Err(e) if e.kind() != std::io::ErrorKind::NotFound => {
-            return Err(Error::file(&args.out.join(FIT), e.to_string()));
-        }
-        _ => {}
-    }
+    disk::remove(&args.out.join(FIT))?;
     match global.json {
         true => output::file(&args.out.join(analyze::RESULTS)),
         false => output::print(&format!("{}{}\nreport: {}", analysis.table(), cut_line(dump.cut), page.display())),

@@ -96,10 +96,9 @@ impl RecipeArgs {
         Ok(Recipe::built_in(name)?)
     }
 
-    /// `recipe` with the changes asked for, for a run that was `begun` with another, where one is continued: first the fields that are
-    /// set, then what has an argument of its own.
-    pub fn change(&self, recipe: Recipe, begun: Option<&Recipe>, global: &Global) -> Result<Recipe> {
-        let mut recipe = recipe;
+    /// `recipe` with the changes asked for, for a run that was `begun` with another, where one is continued: first the schedule takes
+    /// the epochs asked for, then come the fields that are set, last what else has an argument of its own.
+    pub fn change(&self, mut recipe: Recipe, begun: Option<&Recipe>, global: &Global) -> Result<Recipe> {
         if let Some(epochs) = self.epochs {
             recipe.schedule = self.of_epochs(epochs, recipe.schedule, begun.map(|begun| &begun.schedule));
         }
@@ -124,6 +123,9 @@ impl RecipeArgs {
     fn of_epochs(&self, epochs: usize, schedule: ScheduleRecipe, begun: Option<&ScheduleRecipe>) -> ScheduleRecipe {
         let limit = schedule.max_minutes;
         let kept = begun.is_some_and(|begun| begun.max_minutes == limit && begun.epochs == epochs);
+        if limit.is_some() && !kept && self.max_minutes.is_none() {
+            tracing::debug!("the recipe's `max_minutes` is left out: --epochs asks for its own length");
+        }
         let max_minutes = limit.filter(|_| kept);
         match begun {
             Some(begun) if begun.epochs < epochs => ScheduleRecipe { epochs, max_minutes, ..schedule },

@@ -1,6 +1,6 @@
 //! How a run begins, goes on, or is extended.
 
-use std::{collections::BTreeSet, fs, path::Path};
+use std::collections::BTreeSet;
 
 use burn::tensor::Device;
 use resolvent_kernels::{Mechanism, Operator, Precision, Shape, Strategy};
@@ -18,7 +18,7 @@ use crate::{
     columns::counted,
     data::TextRecipe,
     device::is_cpu,
-    disk::write_atomically,
+    disk::{self, write_atomically},
     folder::{Claim, Contents},
     progress::Event,
     recipe::{Decay, ScheduleRecipe, first_difference, length_scale_rule, rule_name},
@@ -60,8 +60,8 @@ pub(super) fn open<'a, T: Task>(
     if let Some(origin) = &session.state.origin {
         options.observer.on(Event::Note(&origin.line()));
     }
-    // Of a run that was here before, or of this one when it was shorter.
-    remove_summary(folder)?;
+    // A run that begins or goes on is not finished, whatever one whose checkpoints were deleted, or itself when it was shorter, left here.
+    disk::remove(&folder.join(SUMMARY))?;
     write_atomically(&folder.join(RECIPE), recipe.to_toml()?.as_bytes())?;
     Ok((claim, session))
 }
@@ -194,15 +194,6 @@ fn nothing_left(schedule: &ScheduleRecipe, plan: &Plan, done: usize) -> Error {
     let none = if field == "epochs" { String::new() } else { format!(", or none with --set schedule.{field}=none") };
     let problem = format!("ends the run after {asked}; done are {done}; give more with {more}{none}");
     Error::Recipe { file: "recipe".into(), field: format!("schedule.{field}"), problem }
-}
-
-/// A run that begins or goes on is not finished, whatever one whose checkpoints were deleted left in its folder.
-fn remove_summary(folder: &Path) -> Result<()> {
-    let file = folder.join(SUMMARY);
-    match fs::remove_file(&file) {
-        Err(e) if e.kind() != std::io::ErrorKind::NotFound => Err(Error::io(&file, "cannot remove the summary")(e)),
-        _ => Ok(()),
-    }
 }
 
 /// Checks that there is a whole batch to learn from, and that the recipe watches what can be watched.

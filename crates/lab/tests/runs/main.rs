@@ -6,6 +6,7 @@ mod support;
 mod checkpoints;
 mod comparing;
 mod corpus;
+mod ending;
 mod long_range;
 mod optimisers;
 mod own;

@@ -152,21 +152,17 @@ mod tests {
 
     use super::*;
 
+    /// The tokens `q`, which are queries and keys.
+    fn tied(shape: Shape, q: Vec<f32>) -> Sequence {
+        Sequence { shape, same_tokens: true, shifted: false, first: 0, number: 0, q, k: None, v: None }
+    }
+
     #[test]
     fn normal_tokens_have_the_variation_of_theory() {
         let mut rng = ChaCha8Rng::seed_from_u64(3);
         let shape = Shape::square(1, 1, 300, 64);
         let mut draw = || (0..shape.q_len()).map(|_| StandardNormal.sample(&mut rng)).collect::<Vec<f32>>();
-        let sequence = Sequence {
-            shape,
-            same_tokens: true,
-            shifted: false,
-            first: 0,
-            number: 0,
-            q: draw(),
-            k: Some(draw()),
-            v: None,
-        };
+        let sequence = Sequence { k: Some(draw()), ..tied(shape, draw()) };
         let [found] = &distances("l", 0, &sequence)[..] else { panic!("one head") };
         assert!((found.absolute.variation * 8.0 - 0.756).abs() < 0.05, "{found:?}");
         assert!((found.squared.variation * 8.0 - 1.414).abs() < 0.1, "{found:?}");
@@ -191,39 +187,12 @@ mod tests {
     #[test]
     fn a_tied_token_is_not_far_from_itself() {
         let shape = Shape::square(1, 1, 3, 1);
-        let sequence = Sequence {
-            shape,
-            same_tokens: true,
-            shifted: false,
-            first: 0,
-            number: 0,
-            q: vec![0.0, 1.0, 3.0],
-            k: None,
-            v: None,
-        };
+        let sequence = tied(shape, vec![0.0, 1.0, 3.0]);
         let found = &distances("l", 0, &sequence)[0];
         assert_eq!((found.absolute.mean, found.squared.mean), (2.0, 14.0 / 3.0));
-        let same = Sequence {
-            shape: Shape::square(1, 1, 1, 1),
-            same_tokens: true,
-            shifted: false,
-            first: 0,
-            number: 0,
-            q: vec![1.0],
-            k: None,
-            v: None,
-        };
+        let same = tied(Shape::square(1, 1, 1, 1), vec![1.0]);
         assert!(distances("l", 0, &same).is_empty());
-        let flat = Sequence {
-            q: vec![1.0; 3],
-            shape,
-            same_tokens: true,
-            shifted: false,
-            first: 0,
-            number: 0,
-            k: None,
-            v: None,
-        };
+        let flat = tied(shape, vec![1.0; 3]);
         assert_eq!(
             (distances("l", 0, &flat)[0].absolute.variation, distances("l", 0, &flat)[0].squared.tail),
             (0.0, 0.0)
